@@ -1,4 +1,4 @@
-"""Makes one self-contained page with plots and tables from results, and fills the tables of the README and docs/.
+"""Prints the tables of all results, and fills those of the README and docs/.
 
 In a Markdown file, the lines between two markers are replaced by the command, the machine and the table:
 
@@ -11,14 +11,13 @@ whether the files are up to date.
 Examples:
     jaxspec bench report
     jaxspec bench report --check
-    jaxspec bench report --results my-results --html report.html --markdown
+    jaxspec bench report --results my-results --markdown
 """
 
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -102,51 +101,20 @@ def replaced(text: str, block: Callable[[list[str]], str]) -> str:
     return MARKER.sub(fill, text)
 
 
-# The page
-
-HEAD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>jaxspec benchmarks</title>
-<style>body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; } pre { overflow-x: auto; } svg { max-width: 100%; height: auto; }
-</style></head>
-<body><h1>jaxspec benchmarks</h1>
-"""
-
-
-def page(results: Results) -> str:
-    """HTML of the newest record of every file; tables as text."""
-    from .plots import figures, svg_text
-
-    lines = [HEAD]
-    for name, records in results.files.items():
-        record = records[-1]
-        told = f"{record['command']}\n{measured_on(record)}"
-        lines.append(f"<h2>{escape(name)}</h2>\n<pre>{escape(told)}</pre>\n")
-        lines += [svg_text(figure) for figure in figures(record).values()]
-        lines += [f"<pre>{escape(text)}</pre>\n" for text in tables_of(record).values()]
-    lines += [f"<h2>gpu, {escape(part)}</h2>\n<pre>{escape(show_part(part, found))}</pre>\n" for part, found in results.gpu.items()]
-    return "".join([*lines, "</body></html>\n"])
-
-
-def write_pictures(results: Results, directory: Path) -> None:
-    """Replaces the plots of newest records that are there, as SVG files."""
-    from .plots import figures, save_figure
-
-    for name, records in results.files.items():
-        for title, figure in figures(records[-1]).items():
-            path = directory / f"{name}_{title}.svg"
-            if path.exists():
-                save_figure(figure, path)
-                print(f"picture: {show(path)}")
-
-
 # The command
+
+
+def printed(results: Results) -> Iterator[str]:
+    """The tables of the newest record of every file, then those of the GPU's parts."""
+    for name, records in results.files.items():
+        yield "\n\n".join([f"{name}: {records[-1]['command']} ({measured_on(records[-1])})", *tables_of(records[-1]).values()])
+    yield from (f"gpu, {show_part(part, found)}" for part, found in results.gpu.items())
 
 
 def parse(arguments: Sequence[str] | None = None):
     parser = Parser("jaxspec bench report", __doc__)
     add = parser.add_argument
     add("--results", type=Path, default=RESULTS, metavar="DIR", help=f"a folder of .jsonl files (default: {show(RESULTS)})")
-    add("--html", type=Path, metavar="FILE", help="the page (default: report.html in --results)")
     which = "files to fill (default: README and docs of this repository)"
     add("--markdown", type=Path, nargs="*", default=list(MARKDOWN), metavar="FILE", help=which)
     add("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is out of date")
@@ -156,8 +124,6 @@ def parse(arguments: Sequence[str] | None = None):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if --check finds a file that is out of date."""
     options = parse(arguments)
-    from . import plots as plots  # the error says what to install
-
     results = Results(options.results)
     if not results.files:
         raise ValueError(f"no results in {options.results.resolve().name}/: run a benchmark first (`jaxspec bench` lists them)")
@@ -173,11 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in stale:
             print(f"{show(path)} is out of date: run python -m benchmarks.report", file=sys.stderr)
         return 1 if stale else 0
-    html = options.html or options.results / "report.html"
-    html.write_text(page(results))
-    print(f"page: {show(html)}")
-    if IN_CLONE and options.results == RESULTS:
-        write_pictures(results, ROOT / "docs/images")
+    print("\n\n".join(printed(results)))
     return 0
 
 

@@ -9,9 +9,7 @@ One process, no restarts. In three steps:
      and so on; the winner is then measured again, and is chosen if it is faster than plain decoding
 
 --exhaustive measures every tree end to end afterwards, to check what the short way misses. The choice is written to a file for
-`jaxspec serve --config`, with a picture of the speed-ups next to it.
-
-The options of SGLang's bench_speculative work too. --output writes its lines: step_time is our median, not the 20th percentile.
+`jaxspec serve --config`.
 
 Examples:
     jaxspec bench speculative --batch-size 1 4 16
@@ -20,13 +18,10 @@ Examples:
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.serve_options import ALGORITHMS, algorithm_of
 from jaxspec.commands.workbench import CompilationCounter, Workbench
@@ -34,7 +29,7 @@ from jaxspec.config import PLAIN, TreeShape
 
 from . import record
 from .options import BenchmarkParser, add_common_options, add_sampling_options, exit_on_error, prompts_of, sampling_params, show
-from .speculative_tables import config_file, notes, sglang_lines
+from .speculative_tables import config_file, notes
 from .speculative_tables import tables as tables
 from .sweep import Sweep
 from .tuning import (
@@ -51,23 +46,11 @@ from .tuning import (
     warm_up,
 )
 
-SUFFIXES = (".svg", ".png", ".pdf")
 OF_THE_MODEL = (
     *("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", "quantization"),
     *("speculative_draft_model_quantization", "revision", "speculative_draft_model_revision", "download_dir", "tp_size"),
 )
 """Options that the server needs besides the file."""
-OF_THE_SERVER = (
-    Ignored("--mem-fraction-static= --mem-fraction=", "the cache has room for what is measured"),
-    Ignored("--max-running-requests= --max-num-seqs=", "--batch-size says how many run together"),
-    Ignored("--host= --port= --log-level=", "nothing is served"),
-    Ignored("--start= --end=", "every combination is measured"),
-    Ignored(
-        "--speculative-num-steps= --speculative-eagle-topk= --speculative-num-draft-tokens=",
-        "--steps, --topk and --num-draft-tokens name the trees",
-    ),
-)
-"""Flags that SGLang's script passes on to its servers."""
 GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
 """Options and their defaults, used unless --trees is given."""
 
@@ -109,7 +92,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_options(parser, num_prompts=10, max_tokens=100, rounds=3)
     parser.add_options("as for a server", "speculative_algorithm", "speculative_ngram", "tp_size")
     add_sampling_options(parser)
-    sizes = parser.add_argument_group("trees and batch sizes: every combination, as in SGLang's bench_speculative")
+    sizes = parser.add_argument_group("trees and batch sizes: every combination")
     sizes.add_argument("--batch-size", type=whole(1), nargs="+", default=[1, 2, 4, 8, 16], help="(default: 1 2 4 8 16)")
     sizes.add_argument("--steps", type=whole(0), nargs="+", help="(default: 1 3 5 7)")
     sizes.add_argument("--topk", type=whole(0), nargs="+", help="(default: 1 2 4 8)")
@@ -121,18 +104,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     files = parser.add_argument_group("files")
     of_server = "for `jaxspec serve --config` (default: --out's name, .yaml)"
     files.add_argument("--config-out", type=Path, metavar="FILE", help=of_server)
-    files.add_argument("--output", type=Path, metavar="FILE", help="append the lines of SGLang's bench_speculative to this file")
-    files.add_argument("--picture-out", type=Path, metavar="FILE", help="svg, png or pdf (default: --out's name, .svg)")
-    add_ignored(parser, *OF_THE_SERVER)
     options = parser.parse(arguments, mode)
-    for note in options.ignored:
-        print(note, file=sys.stderr)
     useless = [f"--{name.replace('_', '-')}" for name in GRID if vars(options)[name] is not None]
     if options.trees and useless:
         parser.error(f"--trees names the trees: leave out {', '.join(useless)}")
-    options.picture_out = options.picture_out or options.out.with_suffix(".svg")
-    if options.picture_out.suffix not in SUFFIXES:
-        parser.error(f"--picture-out must end in {', '.join(SUFFIXES)}, got {options.picture_out.name}")
     return options
 
 
@@ -144,8 +119,6 @@ def mode(options: argparse.Namespace) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    from .plots import draw_trees, save_figure  # before anything is measured: the error says what to install
-
     prompts = prompts_of(options)
     chosen = grid(*(vars(options)[name] or default for name, default in GRID.items()))
     trees = [each for each in dict.fromkeys(options.trees) if each != PLAIN] if options.trees else chosen.trees
@@ -170,12 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"head": bench.models.head.config.algorithm} | ({"ngram": True} if ngram else {})
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
-    print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)
-    if options.output:
-        with options.output.open("a") as lines:
-            lines.writelines(json.dumps(line) + "\n" for line in sglang_lines(results, options.max_tokens))
-    save_figure(draw_trees(results), options.picture_out)
-    print(f"picture: {show(options.picture_out)}")
+    print("\n" + "\n\n".join([*tables(results).values(), notes(made)]) + "\n", flush=True)
     path = options.config_out or options.out.with_suffix(".yaml")
     path.write_text(config_file(made))
     models = "".join(f" --{name.replace('_', '-')} ..." for name in OF_THE_MODEL if vars(options)[name] not in (None, "auto"))

@@ -1,32 +1,8 @@
-"""What `jaxspec bench speculative` tells: tables, the lines of SGLang's script, and the file for the server."""
-
-from collections.abc import Iterator
+"""What `jaxspec bench speculative` tells: tables, and the file for the server."""
 
 from jaxspec.commands.common import table
 
 from .record import Spread, measured_on
-
-
-def sglang_lines(results: dict, max_tokens: int) -> Iterator[dict]:
-    """The records of SGLang's bench_speculative, one per batch size and tree; 0 steps are plain decoding. Times are seconds, speeds
-    tokens per second of one request."""
-    for at in results["batches"]:
-        first = at["trees"][0]
-        plain = {"tree": "0/0/0", "cycle_ms": first["cycle_ms"] / first["cost"]["median"]}
-        for each in [plain, *at["trees"]]:
-            steps, topk, nodes = map(int, each["tree"].split("/")[:3])
-            length = results["acceptance"][each["tree"]]["accept_length"] if steps else 1.0
-            seconds = each["cycle_ms"] / 1000
-            yield {
-                "batch_size": at["batch"],
-                "steps": steps,
-                "topk": topk,
-                "num_draft_tokens": nodes,
-                "acc_length": round(length, 3),
-                "step_time": round(seconds, 5),
-                "speed": round(length / seconds, 3),
-                "completion_tokens": float(max_tokens),
-            }
 
 
 def tables(results: dict) -> dict[str, str]:
@@ -88,9 +64,11 @@ def batch_table(results: dict, at: dict) -> str:
     return table(header, rows)
 
 
-def notes(results: dict) -> str:
-    """Skipped trees and differing texts."""
-    lines = []
+def notes(record: dict) -> str:
+    """Skipped trees, differing texts, and devices that are none."""
+    results, lines = record["results"], []
+    if (record["flags"].get("tp_size") or 1) > 1 and set(record["environment"]["devices"]) == {"cpu"}:
+        lines.append("the devices are virtual, of one CPU: times show what sharing a model costs, not what it gains")
     if (dropped := results.get("dominated")) and not results["exhaustive"]:
         pairs = ", ".join(f"{tree} ({other})" for tree, other in dropped.items())
         lines.append(f"not timed because a smaller tree (in parentheses) accepts as much: {pairs}")

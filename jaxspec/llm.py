@@ -1,6 +1,5 @@
 """`LLM`: the Python API. docs/structure.md follows one call through the code."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -97,7 +96,6 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         tree: TreeLike | None = None,
-        params: Params | Sequence[Params] | None = None,
     ) -> list[GenerationOutput]:
         """Completes every prompt (text, or a list of token ids); returns the outputs in the prompts' order.
 
@@ -108,15 +106,13 @@ class LLM:
             sampling_params: one for all prompts, or a list with one for each. None: the defaults of SamplingParams.
             tree: the draft tree of these prompts, the engine's own or one of its request_trees; it changes speed, not text
                 (but see accept_threshold_single). None: the engine chooses.
-            params: the old name of sampling_params.
 
         Raises:
             ValueError: a prompt or its parameters can't be served; nothing has run.
             QueueFull: these are more completions than max_waiting_requests allows; nothing has run.
-            TypeError: both sampling_params and params are given.
             RuntimeError: the LLM is closed, or belongs to another process.
         """
-        return self._outputs(_as_list(prompts), _renamed(sampling_params, params), partial(GenerationRequest, tree=tree))
+        return self._outputs(_as_list(prompts), sampling_params, partial(GenerationRequest, tree=tree))
 
     def stream(
         self,
@@ -124,14 +120,13 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         tree: TreeLike | None = None,
-        params: Params | Sequence[Params] | None = None,
     ) -> Iterator[Update]:
         """Like `generate`, but hands out text and tokens as they come; the last update of a completion carries its output.
 
         Updates of several prompts or completions arrive interleaved; `prompt_index` and `index` tell them apart. Leaving the
         loop early ends the rest. Raises at the first `next`.
         """
-        call = self._call(_as_list(prompts), _renamed(sampling_params, params), partial(GenerationRequest, tree=tree))
+        call = self._call(_as_list(prompts), sampling_params, partial(GenerationRequest, tree=tree))
         for _, update in self._updates(call):
             yield update
 
@@ -264,17 +259,6 @@ class Completion(NamedTuple):
     """Which prompt it completes, and which of that prompt's completions it is."""
     label: str
     """How errors name its prompt, such as "prompt 3: "."""
-
-
-def _renamed(
-    sampling_params: Params | Sequence[Params] | None, params: Params | Sequence[Params] | None
-) -> Params | Sequence[Params] | None:
-    if params is None:
-        return sampling_params
-    if sampling_params is not None:
-        raise TypeError("sampling_params and params are the same argument: give sampling_params only")
-    warnings.warn("params is now called sampling_params; the next release removes the old name", DeprecationWarning, stacklevel=3)
-    return params
 
 
 def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:

@@ -86,7 +86,6 @@ SLOW = (
     "checkpoints/test_gguf_file.py",
     "engine/test_prefill_groups.py",
     "grammar/test_structured_text.py",
-    "engine/test_prefix_reuse.py",
     "engine/test_trees.py",
     "engine/test_sampling_kinds.py",
     "models/test_feed_forward.py",

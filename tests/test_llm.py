@@ -61,18 +61,6 @@ def test_speculation_gives_the_same_tokens_and_fewer_forwards(plain, fast):
     assert forwards[0] < forwards[1] / 1.8
 
 
-def test_streams_add_up_and_may_be_left_early(fast):
-    params = SamplingParams(max_tokens=30, temperature=0, stop="\n\n\n")
-    whole = fast.generate("import os\n", params)[0]
-    updates = list(fast.stream("import os\n", params))
-    assert "".join(update.text for update in updates) == whole.text == updates[-1].output.text
-    for update in fast.stream("import os\n", params):
-        if update.token_ids:
-            break
-    wait_until(lambda: not fast.engine.has_work)
-    assert fast.generate("import os\n", params)[0].token_ids == whole.token_ids
-
-
 def test_text_prompts_and_token_prompts_are_the_same(fast):
     params = SamplingParams(max_tokens=5, temperature=0)
     ids = fast.tokenizer.encode("class A:\n")
@@ -163,14 +151,6 @@ def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):
         fast.generate(prompts, params)
     short = SamplingParams(max_tokens=2, temperature=0)
     assert len(fast.generate((prompt for prompt in ["import os", "def f("]), short)) == 2
-
-
-def test_n_completions_of_a_prompt_are_numbered(fast):
-    sampled = SamplingParams(max_tokens=4, seed=5, n=2)
-    outputs = fast.generate(["import os", "def f("], sampled)
-    pairs = [(prompt, SamplingParams(max_tokens=4, seed=seed)) for prompt in ("import os", "def f(") for seed in (5, 6)]
-    assert [output.token_ids for output in outputs] == [fast.generate(*pair)[0].token_ids for pair in pairs]
-    assert [(output.prompt_index, output.index) for output in outputs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_the_tokenizers_end_of_sequence_token_ends_texts_too():

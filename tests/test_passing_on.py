@@ -8,8 +8,6 @@ import ast
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
 from jaxspec.engine.request import GenerationRequest
 
 SOURCES = Path(__file__).parents[1] / "jaxspec"
@@ -65,21 +63,6 @@ def handed_on(function: ast.AST) -> list[ast.AST]:
                 into_requests |= {inner for each in given for inner in ast.walk(each)}
             found += given
     return [each for each in found if each not in into_requests]
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("def start(self, tree: TreeLike | None): return self.begin(1, tree=tree)", ["start: tree"]),
-        ("class A:\n async def b(self, *, priority: int = 0): await self.c(priority)", ["A.b: priority"]),
-        ("def start(tree: TreeLike | None): return partial(GenerationRequest, tree=tree)", []),
-        ("def start(tree: TreeLike | None): return GenerationRequest((), params, tree=tree)", []),
-        ("def start(timeout: float | None): return wait(timeout) if timeout else None", []),
-        ("def launch(tree: TreeShape): return run(tree)", []),
-    ],
-)
-def test_the_rule(source: str, found: list[str]):
-    assert passed_on(source) == found
 
 
 def test_every_field_of_a_request_is_known_here():

@@ -68,15 +68,6 @@ def test_generate_takes_sampling_params_by_keyword_and_as_a_mapping(llm):
     assert tokens([update.output for update in llm.stream("ab", sampling_params=GREEDY) if update.output]) == expected
 
 
-def test_the_old_name_of_sampling_params_still_works(llm):
-    with pytest.warns(DeprecationWarning, match="params is now called sampling_params"):
-        assert tokens(llm.generate("ab", params=GREEDY)) == tokens(llm.generate("ab", GREEDY))
-    with pytest.warns(DeprecationWarning, match="params is now called sampling_params"):
-        assert len(list(llm.stream("ab", params=GREEDY))) > 1
-    with pytest.raises(TypeError, match="give sampling_params only"):
-        llm.generate("ab", GREEDY, params=GREEDY)
-
-
 @pytest.mark.parametrize("spec", ["2/2/4", (2, 2, 4), {"num_steps": 2, "topk": 2, "num_draft_tokens": 4}])
 def test_a_tree_may_be_written_in_any_way(files, llm, spec):
     with LLM(*files, spec, dtype=jnp.float32, **OPTIONS) as other:

@@ -1,33 +1,13 @@
 """What the tests share must be what each would have compiled."""
 
-import os
-
 import jax
 import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CycleProgram
 from jaxspec.testing import engine_target, oracle_head, random_head, tiny_engine
-from tests.conftest import SharedPrograms, remove_oldest
 
 PROGRAM = CycleProgram(1, 64, TreeShape(3, 2, 5))
-
-
-def test_equal_programs_are_compiled_once():
-    compiled, engines = [], [tiny_engine(target=engine_target(seed)).runner.programs for seed in (1, 2)]
-
-    def compile_one(programs, program):
-        compiled.append(program)
-        return object()
-
-    shared = SharedPrograms()
-    compile_shared = shared.instead_of(compile_one)
-    for _ in range(2):
-        for program in (AdmitProgram(), PROGRAM):
-            assert len({compile_shared(programs, program) for programs in engines}) == 1
-    assert compiled == [AdmitProgram(), PROGRAM]
-    shared.is_on = False
-    assert compile_shared(engines[0], PROGRAM) is not compile_shared(engines[0], PROGRAM)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +38,3 @@ def test_so_are_jaxs_settings():
     assert identity == programs.identity(PROGRAM) != programs.identity(AdmitProgram())
     with jax.default_matmul_precision("float32"):
         assert identity != programs.identity(PROGRAM)
-
-
-@pytest.mark.compiles
-def test_a_test_about_compiling_shares_nothing(shared_programs):
-    assert not shared_programs.is_on
-
-
-def test_the_oldest_programs_are_removed_from_the_cache(tmp_path):
-    for age, name in enumerate(("new", "old", "older")):
-        (tmp_path / name).write_bytes(b"12345")
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    remove_oldest(tmp_path, 10)
-    assert {file.name for file in tmp_path.iterdir()} == {"new", "old"}

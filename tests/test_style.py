@@ -28,6 +28,18 @@ def test_files_are_short_enough_to_read(package):
     assert lengths and not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit}
 
 
+MOST_LINES = {"jaxspec": 33998, "pallas_kernels": 3726, "convert": 729, "benchmarks": 4974, "tests": 41271}
+"""As reached on 27 November 2026. Who adds lines looks for others to take away; a new feature may raise the limits."""
+
+
+def test_the_house_does_not_grow():
+    """Prints the lines of Python in each package (pytest -s)."""
+    files = {package: sorted((ROOT / package).rglob("*.py")) for package in MOST_LINES}
+    lines = {package: sum(len(path.read_text().splitlines()) for path in paths) for package, paths in files.items()}
+    print("".join(f"\n{package}: {count:,} lines in {len(files[package])} files" for package, count in lines.items()))
+    assert not {package: count for package, count in lines.items() if count > MOST_LINES[package]}
+
+
 def test_kernels_do_not_import_the_engine():
     assert not [
         path

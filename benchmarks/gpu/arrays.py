@@ -12,6 +12,7 @@ from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, admit
 from jaxspec.engine.device_state import new_state
 from jaxspec.models.rope import inverse_frequencies
+from jaxspec.placement import Placement
 from jaxspec.sampling_params import SamplingParams
 from pallas_kernels.fp8 import Scales, encode
 from pallas_kernels.quantized import QuantizedAs
@@ -27,20 +28,20 @@ PAGE = EngineConfig().page_size
 class Batch:
     """A state on the device and the other arguments of programs. Programs consume the state, so each replaces it."""
 
-    def __init__(self, state: State, page_table: jax.Array, context: int, room: int):
+    def __init__(self, state: State, page_table: jax.Array, context: int, room: int, placement: Placement):
         self.state, self.page_table, self.context = state, page_table, context
-        self.rows = jnp.arange(page_table.shape[0], dtype=jnp.int32)
-        self._room = room
+        self.rows = placement.put(jnp.arange(page_table.shape[0], dtype=jnp.int32))
+        self._room, self._placement = room, placement
 
     def put_back(self) -> None:
         """Resets every sequence to `context` tokens, running; its budget ends before its pages do."""
-        batch = self.rows.shape[0]
+        batch, put = self.rows.shape[0], self._placement.put
         sequences = self.state.sequences.but(
-            length=jnp.full(batch, self.context, jnp.int32),
-            remaining=jnp.full(batch, self._room, jnp.int32),
-            done=jnp.zeros(batch, bool),
+            length=put(jnp.full(batch, self.context, jnp.int32)),
+            remaining=put(jnp.full(batch, self._room, jnp.int32)),
+            done=put(jnp.zeros(batch, bool)),
         )
-        features = self.state.features._replace(lag=jnp.zeros(batch, jnp.int32))
+        features = self.state.features._replace(lag=put(jnp.zeros(batch, jnp.int32)))
         self.state = self.state._replace(sequences=sequences, features=features)
 
     def delete(self) -> None:
@@ -59,7 +60,7 @@ def sizes_of(lab: Lab, batch: int, context: int) -> Sizes:
     """With pages for the tokens that may be emitted, and one more cycle's rows."""
     longest = context + room(lab) + max(tree.num_steps for tree in lab.size.trees) + 2
     width = -(-longest // PAGE)
-    return Sizes(batch, batch * width, PAGE, max_length=width * PAGE, max_lag=1, dtype=lab.dtype)
+    return Sizes(batch, batch * width, PAGE, max_length=width * PAGE, max_lag=1, dtype=lab.dtype, devices=lab.tp)
 
 
 SAMPLING = {
@@ -98,7 +99,8 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
         draft=state.draft._replace(cache=draft, hidden=hidden),
         features=state.features._replace(last=last),
     )
-    made = Batch(state, jnp.asarray(table), context, room(lab))
+    state = jax.device_put(state, jax.tree.map(lambda array: array.sharding, state_shapes))
+    made = Batch(state, lab.placement.put(table), context, room(lab), lab.placement)
     made.put_back()
     return made
 
@@ -106,9 +108,9 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
 def batch_shapes(lab: Lab, batch: int, context: int) -> tuple[Any, Any, Any]:
     """The shapes of a batch's state, rows and page table; nothing is allocated."""
     sizes = sizes_of(lab, batch, context)
-    state = jax.eval_shape(lambda: new_state(lab.size.target, lab.drafter(), sizes))
-    table = (batch, sizes.num_pages // batch)
-    return state, jax.ShapeDtypeStruct((batch,), jnp.int32), jax.ShapeDtypeStruct(table, jnp.int32)
+    state = lab.placement.abstract(lambda: new_state(lab.size.target, lab.drafter(), sizes))
+    inputs = (batch,), (batch, sizes.num_pages // batch)
+    return state, *(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=lab.placement.whole) for shape in inputs)
 
 
 # Arguments of kernels

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jaxspec.commands.options import Parser
+from jaxspec.commands.options import Parser, whole
 
 from ..options import IN_CLONE, RESULTS, BenchmarkError
 from . import tables
@@ -38,6 +38,8 @@ FOLDER = Path(__file__).parents[2] if __package__ == "benchmarks.gpu" else None
 COMMAND = (sys.executable, "-c", f"from {__package__}.worker import main; main()")
 BUDGET = 570.0
 """Seconds: where GPUs are lent, a command often has ten minutes."""
+SAME = ("devices", "tp", "jax", "jaxlib")
+"""Of the environment of all parts of a record; one device has no `tp`."""
 MOST_ENDS = 3
 """Processes of a part that may end early before the rest of it is left out."""
 MEMORY_SHARE = "0.88"
@@ -49,6 +51,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser("jaxspec bench gpu", (__doc__ or "").replace("PARTS\n", about + "\n"))
     about = "tiny: for any device; means nothing"
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
+    about = "GPUs that share the models; kernels alone and torch use one (default: 1)"
+    parser.add_argument("--tp-size", "--tp", dest="tp", type=whole(1), default=1, metavar="N", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
     parser.add_argument("--out", type=Path, help=f"the file of results (default: {RECORD}; required for --size tiny)")
@@ -69,10 +73,10 @@ def check_record(out: Path, size: str, environment: dict[str, Any]) -> None:
     """Raises BenchmarkError if the file holds something else, or results of another size, device or version."""
     try:
         before = tables.by_part(json.loads(line) for line in (out.read_text().splitlines() if out.exists() else ())).values()
-        kinds = {(found["size"], *map(str, map(found["environment"].get, ("devices", "jax", "jaxlib")))) for found in before}
+        kinds = {(found["size"], *map(str, map(found["environment"].get, SAME))) for found in before}
     except (ValueError, KeyError, TypeError) as error:
         raise BenchmarkError(f"{out} was not written by this benchmark: choose another --out") from error
-    if others := kinds - {(size, *map(str, map(environment.get, ("devices", "jax", "jaxlib"))))}:
+    if others := kinds - {(size, *map(str, map(environment.get, SAME)))}:
         raise BenchmarkError(f"{out} holds results of {' '.join(min(others))}, which is not this: choose another --out")
 
 
@@ -131,6 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if environment["platform"] != "gpu" and options.size != "tiny":
         found = ", ".join(environment["devices"])
         raise BenchmarkError(f"JAX finds no GPU, only {found}: this benchmark needs one; --size tiny --out FILE works anywhere")
+    if len(environment["devices"]) < options.tp:
+        raise BenchmarkError(f"--tp {options.tp} needs {options.tp} devices, and JAX finds {len(environment['devices'])}")
+    environment |= {"tp": options.tp} if options.tp > 1 else {}
     check_record(options.out, options.size, environment)
     print(tables.head(environment, options.size) + "\n", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         keep({"begins": date, "environment": environment, "size": options.size})
         deadline = began + options.budget - GRACE
-        run_part(Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache)), keep)
+        run_part(Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache), options.tp), keep)
         keep({"seconds": time.time() - started})
         measured = tables.by_part(map(json.loads, options.out.read_text().splitlines()))[part]
         failures += len(measured["failed"])

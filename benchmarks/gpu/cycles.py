@@ -11,20 +11,22 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxspec.config import QUANTIZATIONS, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.settings import SamplingKind
 from jaxspec.engine.program_cache import CacheHits
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
-from jaxspec.placement import GPU_COMPILER_OPTIONS
+from jaxspec.models.sharing import MESH_AXIS
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS, Gpu
 from jaxspec.planner.time_model import time_model
 from pallas_kernels.dispatch import lowered_for
 
 from .arrays import SAMPLING, batch_shapes, make_batch
-from .lab import Cases, Lab
+from .lab import Cases, Lab, Skip
 
 Cell = tuple[dict[str, Any], Callable[..., dict[str, Any]]]
 GREEDY = ("greedy",)
@@ -39,6 +41,16 @@ CHOICES = {
     "as it is": DEFAULT_KERNELS,
 }
 """What could become the default: only whole cycles decide."""
+EXCHANGES: Mapping[str, Options] = {
+    "as it is": {},
+    "collective kernels": {"xla_gpu_experimental_use_collective_kernels": "COLLECTIVE_KERNEL_ALL_REDUCE"},
+    "symmetric buffers": {"xla_gpu_experimental_enable_nccl_symmetric_buffers": True},
+    "user buffers": {"xla_gpu_enable_nccl_user_buffers": True},
+    "latency hiding": {"xla_gpu_enable_latency_hiding_scheduler": True},
+}
+"""The same for how GPUs exchange sums."""
+SUMS, IN_A_ROW = (1 << 13, 1 << 16, 1 << 20, 1 << 25), 64
+"""Bytes of the sums that `exchanges` times alone, and how many of each follow one another."""
 
 
 class Built(NamedTuple):
@@ -57,11 +69,11 @@ def build_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, kernels: Ke
         return cycle(merge(params), state, rows, page_table, tree=tree)
 
     chosen = os.environ.get("XLA_FLAGS", "")
-    own = {name: value for name, value in GPU_COMPILER_OPTIONS.items() if lab.on_gpu and name not in chosen}
+    own = {name: value for name, value in (lab.placement.compiler_options() or {}).items() if name not in chosen}
     started = time.perf_counter()
     with CacheHits() as hits, lowered_for("cuda" if lab.on_gpu else "cpu"):
         arguments = (lab.parameter_shapes, *batch_shapes(lab, batch, context))
-        lowered = jax.jit(cycle_program, donate_argnums=1).lower(*arguments)
+        lowered = jax.jit(lab.placement.program(cycle_program, arguments[0]), donate_argnums=1).lower(*arguments)
         traced = time.perf_counter()
         program = lowered.compile(compiler_options=own | dict(options))
         columns = {"trace_seconds": traced - started, "compile_seconds": time.perf_counter() - traced}
@@ -80,6 +92,31 @@ def choices(lab: Lab) -> Cases:
             if kernels != DEFAULT_KERNELS or context != lab.size.context:
                 for case, measure in cells(lab, lab.size.trees[:2], ("greedy", "top_p"), [(1, context)]):
                     yield {"kernels": name, **case}, partial(measure, kernels=kernels)
+
+
+def exchanges(lab: Lab) -> Cases:
+    """Sums between devices alone, each of the one before; and greedy cycles with other ways to exchange them, at batch 1."""
+    for nbytes in lab.few(SUMS):
+        yield {"sum": f"{nbytes} bytes"}, partial(time_sum, lab, nbytes)
+    for name, options in EXCHANGES.items() if lab.tp > 1 else ():
+        for case, measure in cells(lab, lab.size.trees[:2], GREEDY, [(1, lab.size.context)]):
+            yield {"exchanges": name, **case}, partial(measure, options=options)
+
+
+def time_sum(lab: Lab, nbytes: int) -> dict[str, Any]:
+    """Microseconds of a sum over all devices. Raises Skip for one device."""
+    if lab.tp == 1:
+        raise Skip("one device exchanges nothing: give --tp")
+
+    def sums(array: jax.Array) -> jax.Array:
+        for _ in range(IN_A_ROW):
+            array = jax.lax.psum(array, MESH_AXIS) * 0.5
+        return array
+
+    array = lab.placement.put(jnp.ones(nbytes // 2, jnp.bfloat16))
+    mapped = jax.shard_map(sums, mesh=lab.placement.mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    program = jax.jit(mapped).lower(array).compile(compiler_options=lab.placement.compiler_options())
+    return {"microseconds": [1e3 * each / IN_A_ROW for each in lab.time(lambda: program(array))]}
 
 
 def weights(lab: Lab) -> Cases:

@@ -45,7 +45,7 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
         models = load_models(
             spec=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1,
-            context_length=256, progress=False,
+            context_length=256, progress=False, tp_size=lab.tp,
         )  # fmt: skip
         prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]
         for kind, expected in TOKENS.items():
@@ -109,7 +109,7 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
     length = lab.size.context + 9 * lab.size.cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)
-    engine = Engine(loaded, drafts, None, tree, config)
+    engine = Engine(loaded, drafts, None, tree, replace(config, tp_size=lab.tp))
     engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
     engine.runner.programs.seal()
     draw = np.random.default_rng(0)

@@ -20,6 +20,7 @@ from jaxspec.engine.device_state import Merger
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
+from jaxspec.placement import Placement
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.rope_config import RopeConfig
 from pallas_kernels.quantized import QuantizedAs
@@ -93,15 +94,19 @@ SIZES = {"full": FULL, "tiny": SMALL}
 class Lab:
     """The device of this process, and the models. Weights are made on first use."""
 
-    def __init__(self, size: Size, bandwidth: float | None = None):
-        """`bandwidth`: if another process has measured it."""
-        self.size, self._bandwidth = size, bandwidth
+    def __init__(self, size: Size, bandwidth: float | None = None, *, tp: int = 1):
+        """`bandwidth`: if another process has measured it. `tp`: devices that share the models."""
+        self.size, self._bandwidth, self.tp = size, bandwidth, tp
         self._newest: tuple[Any, Any] = (None, None)
         self.dtype = jnp.dtype(size.target.dtype)
 
     @cached_property
+    def placement(self) -> Placement:
+        return Placement.of(self.tp)
+
+    @property
     def device(self) -> jax.Device:
-        return jax.devices()[0]
+        return self.placement.device
 
     @property
     def on_gpu(self) -> bool:
@@ -127,7 +132,7 @@ class Lab:
     def with_weights(self, kind: str) -> "Lab":
         """The same laboratory with the matrices of both models stored in 8 or 4 bits, as `--quantization` does it."""
         size = replace(self.size, target=_stored_as(self.size.target, kind), head=_stored_as(self.size.head, kind))
-        return Lab(size, self._bandwidth)
+        return Lab(size, self._bandwidth, tp=self.tp)
 
     @cached_property
     def bandwidth(self) -> float:
@@ -141,7 +146,7 @@ class Lab:
     @cached_property
     def pair(self) -> Pair:
         """The models as jaxspec.planner counts them."""
-        return pair(self.size.target, self.size.head, self.size.target.dtype)
+        return pair(self.size.target, self.size.head, self.size.target.dtype, self.tp)
 
     @cached_property
     def graphs(self) -> tuple[LoadedTarget, LoadedHead]:
@@ -150,8 +155,8 @@ class Lab:
 
     @property
     def parameter_shapes(self) -> dict:
-        target, head = self.graphs
-        return {"target": target.params, "draft": head.params}
+        (target, head), weights = self.graphs, self.placement.weights
+        return {"target": weights(target.params, target.config), "draft": weights(head.params, head.config.layer)}
 
     @cached_property
     def params(self) -> dict:
@@ -160,18 +165,19 @@ class Lab:
         made = {}
         for seed, (path, shape) in enumerate(flatten_dict(self.parameter_shapes).items()):
             if jnp.issubdtype(shape.dtype, jnp.int32):
-                made[path] = jnp.arange(shape.size, dtype=shape.dtype).reshape(shape.shape) * stride
+                values = jnp.arange(shape.size, dtype=shape.dtype).reshape(shape.shape) * stride
             else:
-                made[path] = random_matrix(seed, shape) if len(shape.shape) > 1 else jnp.ones(shape.shape, shape.dtype)
+                values = random_matrix(seed, shape) if len(shape.shape) > 1 else jnp.ones(shape.shape, shape.dtype)
+            made[path] = jax.device_put(values, shape.sharding)
         return jax.block_until_ready(unflatten_dict(made))
 
     def merger(self, kernels: Kernels = DEFAULT_KERNELS) -> Callable[[dict], Models]:
         """The models with parameters like these, inside a jitted function."""
-        return Merger.of(self.graphs[0].graph(kernels), self.drafter(kernels))
+        return Merger.of(self.graphs[0].graph(replace(kernels, devices=self.tp)), self.drafter(kernels))
 
     def drafter(self, kernels: Kernels = DEFAULT_KERNELS) -> HeadDrafter:
         """The head as a drafter, with shapes in place of weights."""
-        return HeadDrafter.of(self.graphs[1], kernels=kernels)
+        return HeadDrafter.of(self.graphs[1], kernels=replace(kernels, devices=self.tp))
 
     def time(
         self,

@@ -37,6 +37,7 @@ PARTS = (
     Part("text", "engine.texts", "the built-in model's text against the CPU's", limit=COMPILES),
     Part("engine", "engine.cases", "the engine's time per cycle beside the device's, 1 and 8 requests", limit=COMPILES),
     Part("choices", "cycles.choices", "cycles with other products and attention kernels, to choose defaults", limit=COMPILES),
+    Part("exchanges", "cycles.exchanges", "with --tp: sums between GPUs, and cycles with other ways to exchange", limit=COMPILES),
     Part("profile", "profile.cases", "where a cycle's time goes, kernel by kernel", limit=COMPILES),
     Part("weights", "cycles.weights", "cycles with weights of 8 and 4 bits", limit=COMPILES),
     Part("packed", "products.packed", "products with weights of 8 and 4 bits, with other tiles"),
@@ -66,5 +67,7 @@ class Task(NamedTuple):
     """No case starts later, and the process ends itself GRACE seconds later."""
     cache: str | None = None
     """The directory of compiled programs."""
+    tp: int = 1
+    """Devices that share the models."""
     first: int = 0
     """The number of the first case; those before it were started by earlier processes."""

@@ -27,7 +27,7 @@ def load(lab: Lab) -> dict[str, Any]:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise Skip(f"not installed: {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as until_measured:
-        url, _ = until_measured.enter_context(start.serving(TINY_FLAGS if lab.size.few else ()))
+        url, _ = until_measured.enter_context(start.serving([*(TINY_FLAGS if lab.size.few else ()), f"--tp-size={lab.tp}"]))
         out, prompts, found = Path(folder) / "serving.jsonl", 2 if lab.size.few else 32, {}
         for at_once in lab.few((1, 8)):
             options = {"base-url": url, "num-prompts": prompts, "max-concurrency": at_once, "out": out}

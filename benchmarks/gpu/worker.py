@@ -80,10 +80,11 @@ def main() -> None:
     task, parent = Task(**json.loads(sys.argv[1])), os.getppid()
     part, known = PARTS[ORDER.index(task.part)], by_part(map(json.loads, Path(task.out).read_text().splitlines()))
     copies = known["copy"]["rows"] if "copy" in known else []
+    lab = Lab(SIZES[task.size], *(row["bytes_per_second"] for row in copies), tp=task.tp)
     if part.uses_jax:
         use_cache(task.cache)
     with open(task.out, "ab", buffering=0) as out:
-        for line in run_cases(task, cases_of(part, Lab(SIZES[task.size], *(row["bytes_per_second"] for row in copies)))):
+        for line in run_cases(task, cases_of(part, lab)):
             out.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
             if os.getppid() != parent:  # nobody waits for the rest
                 break

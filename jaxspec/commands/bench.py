@@ -12,13 +12,13 @@ PACKAGE = "jaxspec.bench" if find_spec("jaxspec.bench") else "benchmarks"
 
 
 BENCHMARKS = {
-    "speculative": "find the fastest draft tree per batch size, and by how much; writes a file for `serve --config` and a picture",
+    "speculative": "find the fastest draft tree per batch size, and by how much; writes a file for `serve --config`",
     "acceptance": "how many drafts a head gets accepted: by depth, chains against trees",
     "serving": "latency, throughput and accept length of a running server with OpenAI's API",
     "peers": "compare with transformers, OpenVINO, CTranslate2 and llama.cpp on a CPU",
     "gpu": "the first hour on a GPU: kernels, matrix products, whole cycles, the engine, and what takes the time",
     "start": "seconds from launching a server to its first token",
-    "report": "one HTML page with tables and plots of all results",
+    "report": "the tables of all results",
 }
 """Modules of benchmarks/, each with its line in the list. Their `main` takes arguments and returns the exit status."""
 CLIENTS = """For request rates, goodput, other endpoints and data sets use these clients (`jaxspec serve` listens on port 30000;

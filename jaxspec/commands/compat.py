@@ -100,10 +100,10 @@ def same_value(given: str, accepted: str) -> bool:
         return given == accepted
 
 
-def add_ignored(parser: Parser, *more: Ignored) -> None:
-    """The flags of the table, and more. They don't show in the help."""
+def add_ignored(parser: Parser) -> None:
+    """The flags of the table. They don't show in the help."""
     parser.set_defaults(ignored=())
-    for group in (*IGNORED, *more):
+    for group in IGNORED:
         for spelling in group.names.split():
             name, takes, values = spelling.partition("=")
             settings: dict[str, Any] = {

@@ -223,17 +223,19 @@ class PrefillProgram:
         return f"prefill {several}{self.chunk} tokens{' with ' if asked else ''}{' and '.join(asked)}"
 
 
-@dataclass(frozen=True)
-class AdmitProgram:
-    """Sets up the state row of one request."""
+class RowProgram:
+    """The base of programs that write one row of the state."""
 
-    @property
-    def size(self) -> int:
-        return 1
+    size = 1
 
     @property
     def kind(self) -> Hashable:
         return (type(self),)
+
+
+@dataclass(frozen=True)
+class AdmitProgram(RowProgram):
+    """Sets up the state row of one request."""
 
     def run(self, models: Models, state: State, admission: Admission, *, thresholds: Thresholds | None = None) -> State:
         return admit(state, admission)
@@ -252,18 +254,10 @@ class AdmitProgram:
 
 
 @dataclass(frozen=True)
-class LendProgram:
+class LendProgram(RowProgram):
     """Gives one row a stretch of another request's text (decoding/ngram.py)."""
 
     tokens: int
-
-    @property
-    def size(self) -> int:
-        return 1
-
-    @property
-    def kind(self) -> Hashable:
-        return (type(self),)
 
     def run(self, models: Models, state: State, rows: Any, stretch: Any, *, thresholds: Thresholds | None = None) -> State:
         return state._replace(draft=models.drafter.lend(state.draft, rows, stretch))

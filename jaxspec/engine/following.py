@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -101,14 +102,15 @@ def _compile(group: Follower, runner: Runner, program: Program, number: int) -> 
     group.answer(number, error)
 
 
-def program_of(described: Sequence[Any]) -> Program:
+@lru_cache(1024)
+def program_of(described: tuple[str, tuple[Any, ...]]) -> Program:
     """The inverse of messages.described.
 
-    In:  ["CycleProgram", [1, 8, [3, 1, 4]]]
+    In:  ("CycleProgram", (1, 8, (3, 1, 4)))
     Out: CycleProgram(1, 8, TreeShape(3, 1, 4))
     """
     kind, fields = described
-    return PROGRAMS[kind](*(TreeShape(*each) if isinstance(each, list) else each for each in fields))
+    return PROGRAMS[kind](*(TreeShape(*each) if isinstance(each, tuple) else each for each in fields))
 
 
 class Repeating:

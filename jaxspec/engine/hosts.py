@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any, NoReturn
 
 from jaxspec.checks import reason_of
-from jaxspec.engine.messages import Arrays, Header, Leaf, described, pack, unpack
+from jaxspec.engine.messages import Arrays, Header, Leaf, described, launch_header, pack, unpack
 
 EXIT = 13
 """Exit status of a process whose group has lost one."""
@@ -269,7 +269,7 @@ class Leader(HostGroup):
     def launch(self, program: Any, leaves: Sequence[Leaf]) -> None:
         with self._sending:
             how, data = self._arrays.encode(program, leaves)
-            self._tell(pack({"launch": described(program), "arrays": how}, data))
+            self._tell(launch_header(program, how) + data)
 
     def failed(self, error: Exception) -> None:
         fail(self._hosts, error)

@@ -6,9 +6,10 @@ message = length of the header (4 bytes) | header (JSON) | bytes of the arrays, 
 import json
 import math
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,35 +23,57 @@ class Kept(NamedTuple):
 
 type Leaf = np.ndarray | Kept | None
 """An array of a launch. None: every process has it on its device."""
-type Header = dict[str, Any]
+type Header = Mapping[str, Any]
+"""Lists in it are tuples once it has been read."""
+type Form = tuple[Any, ...]
+"""How arrays are sent."""
 
 
 _AS_TEXT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each message
 _INT32 = np.dtype(np.int32)
+_LENGTH = struct.Struct("<I")
 
 
 def pack(header: Header, data: bytes = b"") -> bytes:
     """A message."""
     text = _AS_TEXT(header).encode()
-    return b"".join((struct.pack("<I", len(text)), text, data))
+    return b"".join((_LENGTH.pack(len(text)), text, data))
+
+
+@lru_cache(1024)
+def launch_header(program: Any, how: Form) -> bytes:
+    """The beginning of a launch's message. A program has few of them."""
+    return pack({"launch": described(program), "arrays": how})
 
 
 def unpack(message: bytes) -> tuple[Header, memoryview]:
     """Its header, and the bytes behind it. Raises ValueError if these bytes are not a message."""
     try:
-        (length,) = struct.unpack_from("<I", message)
-        header = json.loads(message[4 : 4 + length]) if len(message) >= 4 + length else None
+        (length,) = _LENGTH.unpack_from(message)
+        header = _read_header(message[4 : 4 + length]) if len(message) >= 4 + length else None
     except (struct.error, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"not a message: {error}") from None
-    if not isinstance(header, dict):
+    if not isinstance(header, Mapping):
         raise ValueError(f"a message begins with an object, got {header!r:.80}")
     return header, memoryview(message)[4 + length :]
 
 
 @lru_cache(1024)
+def _read_header(text: bytes) -> Any:
+    """Most headers have come before."""
+    return _frozen(json.loads(text))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return MappingProxyType({name: _frozen(each) for name, each in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@lru_cache(1024)
 def described(program: Any) -> tuple[str, tuple[Any, ...]]:
     """A program (a dataclass) as its kind and the values of its fields, in which a tree is its three numbers."""
-    fields = (list(vars(each).values()) if is_dataclass(each) else each for each in vars(program).values())
+    fields = (tuple(vars(each).values()) if is_dataclass(each) else each for each in vars(program).values())
     return type(program).__name__, tuple(fields)
 
 
@@ -62,58 +85,59 @@ class Arrays:
     """
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, np.ndarray] = {}
-        """By program and place among its leaves."""
+        self._last: dict[Any, dict[int, np.ndarray]] = {}
+        """By program, and place among its leaves."""
 
-    def encode(self, program: Any, leaves: Sequence[Leaf]) -> tuple[list[Any], bytes]:
+    def encode(self, program: Any, leaves: Sequence[Leaf]) -> tuple[Form, bytes]:
         """How each is sent, and the bytes. null: not at all; a number: so many changed entries; else [dtype, shape], and a third
         entry if it is kept."""
         how: list[Any] = []
         data: list[bytes] = []
+        kept = self._last.setdefault(program, {})
         for place, leaf in enumerate(leaves):
             if leaf is None:
                 how.append(None)
                 continue
-            values = leaf.values if isinstance(leaf, Kept) else leaf
-            form: list[Any] = [values.dtype.str, values.shape]
-            if isinstance(leaf, Kept):
-                last = self._last.get((program, place))
-                if last is values:
-                    how.append(0)
-                    continue
-                self._last[program, place] = values
-                flat = values.reshape(-1)
-                changed = None if last is None else (last.reshape(-1) != flat).nonzero()[0]
-                if changed is not None and 2 * len(changed) < len(flat):
-                    how.append(len(changed))
-                    data += [changed.astype(_INT32).tobytes(), flat[changed].tobytes()]
-                    continue
-                form.append(True)
-            how.append(form)
-            data.append(values.tobytes())
-        return how, b"".join(data)
+            if not isinstance(leaf, Kept):
+                how.append((leaf.dtype.str, leaf.shape))
+                data.append(leaf.tobytes())
+                continue
+            values, last = leaf.values, kept.get(place)
+            if last is values:
+                how.append(0)
+                continue
+            kept[place], flat = values, values.reshape(-1)
+            changed = None if last is None else (last.reshape(-1) != flat).nonzero()[0]
+            if changed is not None and 2 * len(changed) < len(flat):
+                how.append(len(changed))
+                data += [changed.astype(_INT32).tobytes(), flat[changed].tobytes()]
+            else:
+                how.append((values.dtype.str, values.shape, True))
+                data.append(values.tobytes())
+        return tuple(how), b"".join(data)
 
-    def decode(self, program: Any, how: Sequence[Any], data: memoryview) -> list[Leaf]:
+    def decode(self, program: Any, how: Form, data: memoryview) -> list[Leaf]:
         """What the other end encoded."""
         leaves: list[Leaf] = []
+        last = self._last.setdefault(program, {})
         for place, each in enumerate(how):
             if each is None:
                 leaves.append(None)
             elif isinstance(each, int):
-                values = self._last[program, place].copy()
-                places, data = _read(data, _INT32, each)
-                values.reshape(-1)[places], data = _read(data, values.dtype, each)
-                leaves.append(self._keep(program, place, values))
+                if each:
+                    places, data = _read(data, _INT32, each)
+                    changed = last[place].copy()
+                    changed.reshape(-1)[places], data = _read(data, changed.dtype, each)
+                    last[place] = changed
+                leaves.append(Kept(last[place]))
             else:
-                dtype, shape, *kept = each
+                dtype, shape, *is_kept = each
                 flat, data = _read(data, np.dtype(dtype), math.prod(shape))
                 values = flat.reshape(shape)
-                leaves.append(self._keep(program, place, values) if kept else values)
+                if is_kept:
+                    last[place] = values
+                leaves.append(Kept(values) if is_kept else values)
         return leaves
-
-    def _keep(self, program: Any, place: int, values: np.ndarray) -> Kept:
-        self._last[program, place] = values
-        return Kept(values)
 
 
 def _read(data: memoryview, dtype: np.dtype, count: int) -> tuple[np.ndarray, memoryview]:

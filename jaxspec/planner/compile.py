@@ -30,7 +30,6 @@ GRAPH_KINDS = {
 KERNEL_CALLS = {
     "__gpu$xla.gpu.triton": "Pallas' Triton",
     "mosaic_gpu_v2": "Pallas' Mosaic",
-    "triton_kernel_call_ffi": "jax-triton",
 }
 """The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
 NO_LAUNCHES = ("kSequential", "kAsyncStart", "kAsyncDone")
@@ -123,11 +122,6 @@ class Launch(NamedTuple):
     """The branch of a conditional that it belongs to; None: it always runs."""
     kinds: Sequence[int] = KINDS
     """The kinds of cycles, without log probabilities, in which it runs."""
-
-    @property
-    def by_default(self) -> bool:
-        """It runs in a greedy cycle without extras."""
-        return 0 in self.kinds
 
     @property
     def stage(self) -> str:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError
@@ -25,7 +24,7 @@ from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
-from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
+from jaxspec.server.speculation import SpeculativeOptions, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
 from jaxspec.server.tools import (
     ConversationFields,
@@ -219,13 +218,7 @@ def _batch(
     """The prompts with the fields that both kinds of requests have."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (body.n or 1))
-    tree = chosen_tree(body.speculative, model)
-    requests = [
-        GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)
-        for ids, params in prompts
-    ]  # fmt: skip
-    return RequestBatch(requests, rid=body.request_id, **more)
+    return RequestBatch(requests_of(body, model, prompts, body.n), rid=body.request_id, **more)
 
 
 def _params(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import FailFast, Field, SkipValidation, Tag
 
-from jaxspec.engine.request import GenerationOutput, GenerationRequest, TokenLogprob, Update
+from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
@@ -40,10 +40,9 @@ from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeOptions,
     SpeculativeTrace,
-    chosen_tree,
+    requests_of,
     sglang_speculation,
     speculative_trace,
-    wants_trace,
 )
 from jaxspec.server.streaming import respond
 
@@ -195,13 +194,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (first.n or 1))
-    tree = chosen_tree(body.speculative, model)
-    requests = [
-        GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)
-        for ids, params in prompts
-    ]  # fmt: skip
-    return RequestBatch(requests, rid=body.rid, prompt_only=prompt_only)
+    return RequestBatch(requests_of(body, model, prompts, first.n), rid=body.rid, prompt_only=prompt_only)
 
 
 def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSampling, dict[str, str]]]:

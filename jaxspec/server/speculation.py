@@ -1,12 +1,13 @@
 """Speculation per request: the client's options, and the figures and trees in the response."""
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
-from jaxspec.engine.request import Update
+from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.speculation import Speculation
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
@@ -58,6 +59,27 @@ def wants_trace(options: SpeculativeOptions | None, *, stream: bool | None, comp
     if not stream or completions != 1:
         raise ApiError(400, "speculative.trace needs stream to be true, one prompt and n = 1", param="speculative.trace")
     return True
+
+
+class AsksForDrafts(Protocol):
+    """The fields of a request's body that all its completions share."""
+
+    speculative: SpeculativeOptions | None
+    stream: bool | None
+    priority: int | None
+    cache_salt: str | None
+
+
+def requests_of(
+    body: AsksForDrafts, model: ServedModel, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], n: int | None
+) -> list[GenerationRequest]:
+    """A request for each prompt, with its parameters, of which `n` completions are wanted. Raises ApiError, naming the field."""
+    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (n or 1))
+    tree = chosen_tree(body.speculative, model)
+    return [
+        GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)
+        for ids, params in prompts
+    ]  # fmt: skip
 
 
 class ShownTree(TypedDict):

@@ -7,25 +7,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
-from pallas_kernels.skinny_matmul.epilogues import Best, Epilogue
+from pallas_kernels.skinny_matmul.epilogues import Epilogue
 from pallas_kernels.skinny_matmul.packed import Packed
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
 from pallas_kernels.skinny_matmul.reference import reference_matmul
 from pallas_kernels.skinny_matmul.tiling import ROWS as MAX_ROWS
 from pallas_kernels.skinny_matmul.tiling import unsupported
 
-
-def jax_triton_matmul(*arguments: Any, parts: bool, **static: Any) -> Array | tuple[Array, ...]:
-    """The kernel in Triton itself, without `parts`. Raises ImportError, naming the extra, if jax-triton or triton is missing."""
-    from pallas_kernels.skinny_matmul.jax_triton import matmul
-
-    return matmul(*arguments, **static)
-
-
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": reference_matmul,
     "pallas_triton": pallas_triton_matmul,
-    "jax_triton": jax_triton_matmul,
 }
 
 
@@ -37,7 +28,7 @@ def skinny_matmul(
     dtype: DTypeLike | None = None,
     parts: bool = False,
     implementation: str | None = None,
-) -> Array | tuple[Array, ...]:
+) -> Array:
     """x @ weight for 1 to 16 rows, summed in float32 in an order that depends on the weight's shape only.
 
     So a row's result has the same bits, whatever the other rows are and however many.
@@ -46,28 +37,22 @@ def skinny_matmul(
         x, weight: bfloat16, float16 or float32, both the same. Or a weight of 8 or 4 bits; without an epilogue it takes any number
             of rows.
         epilogue: what is done with the sums before they are written.
-        dtype: of the result; None: x's, or float32 for the epilogue Best.
+        dtype: of the result; None: x's.
         parts: of a weight of 8 or 4 bits without an epilogue: return parts that add up to the product.
         implementation: a name from IMPLEMENTATIONS; None picks the Pallas kernel on a GPU and the reference elsewhere.
 
     Returns:
         No epilogue: the product [rows, n]; with `parts` [splits, rows, n].
-        AddResidual: residual + product [rows, n], and the sum of its squares in each block of columns [rows, blocks], in float32.
         SwiGlu: silu(gate) * up [rows, n / 2].
-        Best: the product [rows, n], and each row's greatest number and its column in each block [rows, blocks], for
-            `best_of_blocks`.
 
     Raises:
         ValueError: `tiling.unsupported` returns a reason, or the name of the implementation is unknown.
-        ImportError: the implementation is jax_triton, which is not installed.
     """
     if reason := unsupported(x, weight, epilogue):
         raise ValueError(f"skinny_matmul: {reason}")
     if parts and not (isinstance(weight, Packed) and epilogue is None):
         raise ValueError("skinny_matmul: parts are those of a weight of 8 or 4 bits, without an epilogue")
-    if isinstance(weight, Packed) and implementation == "jax_triton":
-        raise ValueError("skinny_matmul: jax_triton takes no weights of 8 or 4 bits")
-    dtype = jnp.dtype(dtype or (jnp.float32 if isinstance(epilogue, Best) else x.dtype))
+    dtype = jnp.dtype(dtype or x.dtype)
     return call("skinny_matmul", IMPLEMENTATIONS, implementation, (x, weight, epilogue), dtype=dtype, parts=parts)
 
 

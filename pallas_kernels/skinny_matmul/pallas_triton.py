@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as pltriton
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.skinny_matmul.epilogues import AddResidual, Best, Epilogue, SwiGlu
+from pallas_kernels.skinny_matmul.epilogues import Epilogue, SwiGlu
 from pallas_kernels.skinny_matmul.packed import Bytes, Packed
 from pallas_kernels.skinny_matmul.tiling import Tiling, choose_tiling
 from pallas_kernels.skinny_matmul.unpacking import reader_of
@@ -31,7 +31,7 @@ def pallas_triton_matmul(
     parts: bool = False,
     interpret: bool = False,
     tiling: Tiling | None = None,
-) -> Array | tuple[Array, ...]:
+) -> Array:
     """One program per block of columns and stretch of k, and for more than 16 rows of x per block of rows.
 
     `tiling`: None: the kernel's own choice.
@@ -42,24 +42,15 @@ def pallas_triton_matmul(
         weight = weight._replace(rows=jax.lax.bitcast_convert_type(weight.rows, jnp.uint8))
     blocks = pl.cdiv(n, tiling.columns)
     split = (tiling.splits,) if parts else ()
-    out, by_block = jax.ShapeDtypeStruct((*split, rows, n), dtype), functools.partial(jax.ShapeDtypeStruct, (rows, blocks))
-    store: Any = _store
-    inputs: tuple[Array, ...] = ()
-    outputs: Any = out
-    if isinstance(epilogue, AddResidual):
-        store, inputs, outputs = _store_total, (epilogue.residual,), (out, by_block(jnp.float32))
-    elif isinstance(epilogue, SwiGlu):
-        store = _store_swiglu
-    elif isinstance(epilogue, Best):
-        store, outputs = _store_best, (out, by_block(dtype), by_block(jnp.int32))
+    store: Any = _store_swiglu if isinstance(epilogue, SwiGlu) else _store
     return pl.pallas_call(
         functools.partial(_kernel, store=store, tiling=tiling, n=n, inline=not interpret),
         grid=(blocks, pl.cdiv(rows, tiling.rows), tiling.splits),
-        out_shape=outputs,
+        out_shape=jax.ShapeDtypeStruct((*split, rows, n), dtype),
         compiler_params=pltriton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
         name="skinny_matmul",
-    )(x, weight, *inputs)
+    )(x, weight)
 
 
 class _Tile:
@@ -75,12 +66,8 @@ class _Tile:
         self.place = self.row[:, None], self.column[None]
         self.mask = self.has_row[:, None] & self.has_column[None]
 
-    def store_by_row(self, ref: Any, values: Any) -> None:
-        """One number per row."""
-        pltriton.store(ref.at[self.row, self.block], values.astype(ref.dtype), mask=self.has_row)
 
-
-def _kernel(x_ref, weight_refs, *refs, store: Any, tiling: Tiling, n: int, inline: bool):
+def _kernel(x_ref, weight_refs, out_ref, *, store: Any, tiling: Tiling, n: int, inline: bool):
     """One block: sums over its stretch of k, one array of them or two (SwiGLU); then the epilogue."""
     tile = _Tile(x_ref.shape[0], n, tiling)
     reader = reader_of(x_ref, weight_refs, tile, tiling.depth, inline=inline)
@@ -95,7 +82,7 @@ def _kernel(x_ref, weight_refs, *refs, store: Any, tiling: Tiling, n: int, inlin
     zeros = (jnp.zeros((tiling.rows, tiling.columns), jnp.float32),) * len(first_columns)
     sums = jax.lax.fori_loop(begin, begin + stretch, step, zeros)
     sums = tuple(reader.finished(total, first) for total, first in zip(sums, first_columns, strict=True))
-    store(*sums, *refs, tile=tile)
+    store(*sums, out_ref, tile=tile)
 
 
 def _store(sums, out_ref, *, tile: _Tile):
@@ -105,18 +92,3 @@ def _store(sums, out_ref, *, tile: _Tile):
 
 def _store_swiglu(gate, up, out_ref, *, tile: _Tile):
     _store(gate * jax.nn.sigmoid(gate) * up, out_ref, tile=tile)
-
-
-def _store_total(sums, residual_ref, total_ref, squares_ref, *, tile: _Tile):
-    residual = pltriton.load(residual_ref.at[tile.place], mask=tile.mask, other=0)
-    total = (residual.astype(jnp.float32) + sums).astype(total_ref.dtype)  # 0 behind the last column
-    _store(total, total_ref, tile=tile)
-    tile.store_by_row(squares_ref, jnp.sum(total.astype(jnp.float32) ** 2, 1))
-
-
-def _store_best(sums, out_ref, greatest_ref, column_ref, *, tile: _Tile):
-    _store(sums, out_ref, tile=tile)
-    rounded = sums.astype(out_ref.dtype).astype(jnp.float32)  # ties are those of the numbers that are written
-    seen = jnp.where(tile.has_column[None], rounded, -jnp.inf)
-    tile.store_by_row(greatest_ref, jnp.max(seen, 1))
-    tile.store_by_row(column_ref, tile.first + jnp.argmax(seen, 1).astype(jnp.int32))

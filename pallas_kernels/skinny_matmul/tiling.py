@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.experimental import pallas as pl
 
-from pallas_kernels.skinny_matmul.epilogues import AddResidual, Epilogue, SwiGlu
+from pallas_kernels.skinny_matmul.epilogues import Epilogue, SwiGlu
 from pallas_kernels.skinny_matmul.packed import BLOCK, Bytes, Nibbles, Packed
 
 ROWS = 16
@@ -85,6 +85,4 @@ def unsupported(x: Any, weight: Any, epilogue: Epilogue) -> str | None:
         return f"x is [{rows}, {x.shape[1]}] and the weight [{k}, {n}], expected [rows, k] and [k, n], not empty"
     if isinstance(epilogue, SwiGlu) and n % 2:
         return f"the weight has {n} columns, expected as many of the gate as of the up projection"
-    if isinstance(epilogue, AddResidual) and (epilogue.residual.shape, epilogue.residual.dtype) != ((rows, n), x.dtype):
-        return f"the residual is {epilogue.residual.dtype} {list(epilogue.residual.shape)}, expected {x.dtype} [{rows}, {n}]"
     return None

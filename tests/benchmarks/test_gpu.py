@@ -25,7 +25,7 @@ from benchmarks.gpu import command, main, profile, tables, worker
 from benchmarks.gpu.arrays import SAMPLING, make_batch
 from benchmarks.gpu.checks import BOUND, WrongResult, check, checked_kernels, compare_with_reference, probe
 from benchmarks.gpu.command import run_part, run_process
-from benchmarks.gpu.cycles import known_gpu
+from benchmarks.gpu.cycles import EXCHANGES, known_gpu
 from benchmarks.gpu.expected_text import TOKENS
 from benchmarks.gpu.lab import FULL, SMALL, Lab, Skip
 from benchmarks.gpu.parts import ORDER, OUT_OF_TIME, PARTS, RECORD, Task
@@ -38,6 +38,7 @@ from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import gather
 from jaxspec.planner import estimate
+from jaxspec.planner.compile import WITHOUT_GPU
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import weights_of
 from pallas_kernels.dispatch import lowered_for
@@ -54,7 +55,9 @@ def measured(part: str) -> list[dict]:
     said = [message for message in run_cases(Task(part, "tiny", "", 1e12), cases_of(BY_NAME[part], lab)) if "starts" not in message]
     assert said and not [message for message in said if "failed" in message]
     reasons = {message["skipped"] for message in said if "skipped" in message}
-    assert reasons <= {"it runs on GPUs only"} or (part == "peer" and "install torch" in min(reasons))
+    assert reasons <= {"it runs on GPUs only", "one device exchanges nothing: give --tp"} or (
+        part == "peer" and "install torch" in min(reasons)
+    )
     return [{**message["case"], **message["row"]} for message in said if "row" in message]
 
 
@@ -88,7 +91,7 @@ def test_cycles_read_the_bytes_of_the_estimate():
 @pytest.mark.parametrize("part", [part for part in ORDER if part not in ("copy", "cycle", "text", "server", "engine")])
 def test_every_part_is_measured_or_says_why_not(part):
     rows = measured(part)
-    if part in ("probe", "profile", "tiles", "packed"):
+    if part in ("probe", "profile", "tiles", "packed", "exchanges"):
         assert not rows
     if part == "weights":
         assert [(row["weights"], row["tree"]) for row in rows] == [("int8", "plain"), ("int8", "1/2/3")]
@@ -120,6 +123,40 @@ def test_both_loops_of_the_engine_are_timed():
 def test_a_server_is_measured():
     (row,) = measured("server")
     assert row["tokens_per_second_of_1"] > 0
+
+
+@pytest.mark.exhaustive
+def test_devices_share_the_models(tmp_path, monkeypatch):
+    """Cycles with each way to exchange sums, the engine, and weights of 8 bits, whose parts lie elsewhere."""
+    out = tmp_path / "out.jsonl"
+    arguments = ["--size", "tiny", "--out", str(out), "--tp", "2", "--only", "exchanges", "engine", "weights"]
+    with pytest.raises(BenchmarkError, match="--tp 2 needs 2 devices, and JAX finds 1"):
+        main(arguments)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    assert main(arguments) == 0
+    found = by_part(map(json.loads, out.read_text().splitlines()))
+    assert [len(found[part]["rows"]) for part in ("engine", "exchanges", "weights")] == [2, 1 + 2 * len(EXCHANGES), 2]
+    assert found["engine"]["environment"]["tp"] == 2 and not any(each["skipped"] for each in found.values())
+
+
+WAYS_TO_EXCHANGE = """
+import jax
+from jax.sharding import PartitionSpec
+from benchmarks.gpu.cycles import EXCHANGES
+from jaxspec.models.sharing import MESH_AXIS
+from jaxspec.planner import worker
+
+placement = worker.gpus("h100", 2)
+shape = jax.ShapeDtypeStruct((8,), "float32", sharding=placement.whole)
+program = placement.program(lambda weights, x: jax.lax.psum(x * weights, MESH_AXIS), shape)
+for options in EXCHANGES.values():
+    compiled = jax.jit(program).lower(shape, shape).compile(placement.compiler_options(platform="cuda") | dict(options))
+    assert "all-reduce" in compiled.as_text(), options
+"""
+
+
+def test_xla_for_gpus_knows_the_ways_to_exchange(gpu_compiler):
+    subprocess.run([sys.executable, "-c", WAYS_TO_EXCHANGE], check=True, env=os.environ | WITHOUT_GPU, timeout=600)
 
 
 # Sizes, arguments, options
@@ -157,6 +194,8 @@ def test_a_record_of_something_else_is_not_added_to(tmp_path):
     out.write_text(json.dumps({"part": "copy", "begins": "today", "size": "full", "environment": {"devices": ["NVIDIA H100"]}}))
     with pytest.raises(BenchmarkError, match=r"full.*H100.*choose another --out"):
         command.check_record(out, "full", here)
+    with pytest.raises(BenchmarkError, match=r"full.*H100.*choose another --out"):
+        command.check_record(out, "full", {"devices": ["NVIDIA H100"], "tp": 2})
     out.write_text("[]")
     with pytest.raises(BenchmarkError, match="not written by this benchmark"):
         command.check_record(out, "full", here)

@@ -256,24 +256,6 @@ def test_the_faster_way_is_taken(monkeypatch):
     assert peer.fastest(Loaded("float32", "plain"), ["cold", "warm"], [[1]], 2) == "warm"  # the first pass does not count
 
 
-def test_ratios_are_taken_round_by_round():
-    tokens = [[1, 2, 3]]
-    everybody = [contender("jaxspec", "plain"), contender("jaxspec", "3/1/4"), contender("transformers", way="sdpa")]
-    seconds = [[1.0, 2.0], [0.5, 4.0], [4.0, 6.0]]
-    rounds = {who.name: [(each, tokens) for each in values] for who, values in zip(everybody, seconds, strict=True)}
-    results = summarize(everybody, Measured(rounds, {}, {}), 3)
-    assert [each["ratio_to_baseline"]["values"] for each in results["contenders"]] == [[4.0, 3.0], [8.0, 1.5], [1.0, 1.0]]
-    versions = {"transformers": {"torch": "2", "transformers": "5.23"}}
-    made = tables({**results, "not_run": {}, "versions": versions})
-    assert list(made) == ["peers", "best"]
-    first, _, _, third = made["peers"].splitlines()[1:]
-    assert set(first) == {"|", "-", ":"} and third.startswith("| transformers 5.23 (sdpa) | float32 | ") and " 1.00 |" in third
-    assert [line.split(" | ")[0].strip("| ") for line in made["best"].splitlines()[2:]] == [
-        "jaxspec 3/1/4",
-        "transformers 5.23 (sdpa)",
-    ]
-
-
 def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
     def of(engine: str, weights: str, precision: str = "int4", token: int = 1) -> Contender:
         return contender(engine, "plain" if engine == "jaxspec" else "", "", precision, weights, lambda _: (1.0, [[token]]))
@@ -287,33 +269,6 @@ def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
         *("float32", "int4", "Q4_1", "Q4_1", "int4", "float32"),
     ]
     assert [each["equal_to_reference"] for each in results["contenders"]] == [1, 1, 1, 1, 1, 0]
-
-
-def test_the_fastest_of_each_engine_in_each_precision():
-    def of(engine: str, precision: str, weights: str, seconds: float) -> Contender:
-        return contender(engine, "plain", "", precision, weights, lambda _: (seconds, [[1] * 8]))
-
-    everybody = [
-        *(of("jaxspec", "float32", "float32", 2.0), of("jaxspec", "int8", "int8", 1.0), of("jaxspec", "int8", "Q8_0", 0.5)),
-        of("llama.cpp", "float32", "float32", 4.0),
-    ]
-    results = summarize(everybody, measure(everybody, [[5]], 1), 8)
-    _, _, ours, other = tables({**results, "not_run": {}, "versions": {}})["precisions"].splitlines()
-    assert [ours.split(), other.split()] == [["|", "jaxspec", "|", "4", "|", "16", "|"], ["|", "llama.cpp", "|", "2", "|", "|"]]
-
-
-def test_a_side_keeps_each_precision_and_says_what_it_lacks(tmp_path):
-    script = tmp_path / "side.py"
-    script.write_text(START + NO_EIGHT_BITS)
-    peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
-    try:
-        for precision in ("float32", "bfloat16"):
-            assert peer.load(model="", precision=precision, threads=1, lookups=[], context=8) == {"plain": [precision]}
-        with pytest.raises(NotRun, match="it has no 8 bits"):
-            peer.load(model="", precision="int8", threads=1, lookups=[], context=8)
-        assert peer.generate(Loaded("float32", "plain"), "float32", [[5]], 2)[1] == [[0, 0]]
-    finally:
-        peer.close()
 
 
 def test_whoever_fails_in_a_timed_round_has_no_figures():

@@ -1,8 +1,7 @@
-"""The page, the tables of the README and docs/, and whether two runs agree."""
+"""The tables that are printed, and those of the README and docs/."""
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from benchmarks import report
 from benchmarks.gpu.parts import RECORD as GPU_RECORD
 from benchmarks.options import RESULTS
 from benchmarks.record import measured_on, read
-from benchmarks.report import MARKDOWN, Results, brief, page, replaced, tables_of
+from benchmarks.report import MARKDOWN, Results, brief, printed, replaced, tables_of
 
 WHERE = {"date": "2026-11-22T10:00:00+00:00", "jax": "0.12", "cpu": "<AMD> & co", "cores": 2, "devices": ["cpu"]}
 
@@ -68,45 +67,14 @@ def test_a_marker_that_means_nothing_is_an_error(directory, words, message):
 
 
 def test_the_command_writes_and_checks(directory, tmp_path, capsys):
-    markdown, html = tmp_path / "page.md", tmp_path / "report.html"
+    markdown = tmp_path / "page.md"
     markdown.write_text("<!-- results: acceptance depth -->\n<!-- end of results -->")
-    flags = ["--results", str(directory), "--markdown", str(markdown), "--html", str(html)]
-    assert report.main([*flags, "--check"]) == 1 and not html.exists()
+    flags = ["--results", str(directory), "--markdown", str(markdown)]
+    assert report.main([*flags, "--check"]) == 1 and "accepted at depth" not in markdown.read_text()
     assert "out of date" in capsys.readouterr().err
     assert report.main(flags) == 0
-    assert "accepted at depth" in markdown.read_text()
+    assert "accepted at depth" in markdown.read_text() and "**2.50**" in capsys.readouterr().out
     assert report.main([*flags, "--check"]) == 0
-
-
-class Structure(HTMLParser):
-    """Which tags are open, and what a page would load from elsewhere."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.loads = list[str](), list[str]()
-
-    def handle_starttag(self, tag, attrs):
-        links = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        self.loads += [link for link in links if not link.startswith(("#", "data:"))]
-        if tag not in ("meta", "br", "use", "path", "image"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if self.open and tag in self.open:
-            assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-
-def test_the_page_holds_everything_itself(directory):
-    text = page(Results(directory))
-    structure = Structure()
-    structure.feed(text)
-    assert not structure.open and not structure.loads and "<script" not in text
-    assert "&lt;AMD&gt; &amp; co" in text and "**2.50**" in text
 
 
 def test_commands_are_shown_without_the_pythons_of_peers():
@@ -115,10 +83,11 @@ def test_commands_are_shown_without_the_pythons_of_peers():
     )
 
 
-def test_the_page_of_the_committed_results_has_every_benchmark_and_part(tmp_path):
-    text = page(Results(RESULTS))
-    assert "<svg" in text and "<h2>gpu, cycle</h2>" in text and "NVIDIA" not in text.split("<h2>gpu")[0]
-    assert all(f"<h2>{path.stem}</h2>" in text for path in RESULTS.glob("*.jsonl") if path.name != GPU_RECORD)
+def test_every_file_and_part_of_the_committed_results_is_printed():
+    told = list(printed(Results(RESULTS)))
+    files = [f"{path.stem}: " for path in sorted(RESULTS.glob("*.jsonl")) if path.name != GPU_RECORD]
+    assert all(text.startswith(name) for text, name in zip(told, files, strict=False))
+    assert any(text.startswith("gpu, cycle (") for text in told[len(files) :])
 
 
 def test_the_load_of_a_busy_machine_stands_beside_its_figures():

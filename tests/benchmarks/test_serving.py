@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -215,6 +216,12 @@ def test_wrong_options_are_one_line(arguments, capsys):
         main(arguments.split())
     told = capsys.readouterr().err
     assert exit.value.code == 2 and told.count("\n") == 1 and "hidden" not in told
+
+
+def test_without_its_http_client_it_says_what_to_install(measure, monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    run = measure("http://127.0.0.1:9")
+    assert run.status == 2 and "pip install 'jaxspec-llm[bench]'" in run.said
 
 
 def test_the_other_tools_names_are_taken():

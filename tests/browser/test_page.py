@@ -56,16 +56,6 @@ def test_an_answer_is_coloured_and_counted(stack, server_url):
     stack.screenshot("answer")
 
 
-def test_figures_move_while_it_streams(stack):
-    stack.set("max-tokens", 400)
-    stack.type(PROMPT)
-    stack.until("state.inspected.run?.tokens > 20 && Number(byId('figure-tokens').textContent) > 20")
-    first = stack.number("#figure-tokens")
-    stack.until(f"Number(byId('figure-tokens').textContent) > {first}")
-    stack.page.keyboard.press("Escape")
-    stack.until_idle()
-
-
 def test_the_tree_shows_the_accepted_path(stack):
     stack.ask(PROMPT)
     cycles = stack.evaluate("state.inspected.run.cycles")
@@ -104,17 +94,6 @@ def test_a_race_ends_with_identical_text(stack):
     assert stack.number("#verdict-ratio") == pytest.approx(ratio, rel=0.05)
     assert re.fullmatch(r"With speculation .*s, without .*s", stack.page.get_attribute("#timeline", "aria-label") or "")
     stack.screenshot("race")
-
-
-def test_a_sampled_race_at_once_is_identical_too(stack):
-    stack.set("temperature", 0.8)
-    stack.page.click("label:has([value=together])")
-    stack.ask(PROMPT)
-    stack.page.click("#race")
-    stack.until_idle()
-    assert stack.text("#verdict-same") == "✓ identical text"
-    starts, ends = stack.evaluate("[state.race.map(run => run.askedAt), state.race.map(run => run.endedAt)]")
-    assert max(starts) < min(ends)
 
 
 def test_stop_ends_the_request_on_the_server(stack, server_url):

@@ -11,15 +11,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.models.layers import causal_metadata
-from jaxspec.testing import random_eagle, tiny_engine, tiny_target, write_head, write_target
-from tests.engine.test_equality import PROMPTS, mixed_params, run
+from jaxspec.testing import tiny_target, write_target
 from tests.sets import exhaustive
 
 FP8 = ml_dtypes.float8_e4m3fn
@@ -270,25 +267,6 @@ def test_missing_tensors_and_another_quantisation_are_named(tmp_path, caplog):
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(ValueError, match=r"mlp\.gate_proj are quantised, but not what is computed with them"):
         load_target(stored, jnp.float32)
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize("quantization", ["int8", exhaustive("fp8"), exhaustive("int4")])
-def test_texts_do_not_depend_on_trees(tmp_path, quantization):
-    """Target and head quantised while they are loaded; trees, plain decoding and batches say the same."""
-    model = tiny_target(**SIZES | {"num_layers": 1})
-    how = {"storing": Storing.ROWS, "quantization": quantization}
-    target = load_target(write_target(tmp_path / "target", model), jnp.float32, **how)
-    head = load_head(write_head(tmp_path / "head", random_eagle(model.config)), target, **how)
-    for model in (target, head):
-        matrices = [array for keys, array in flatten_dict(model.params).items() if array.ndim == 2 and keys[-1] != "embed_tokens"]
-        assert {array.dtype.itemsize for array in matrices} == {1}
-    params, few = mixed_params(len(PROMPTS)), {"target": target, "page_size": 64, "max_running_requests": 1}  # programs
-    trees = run(tiny_engine(TreeShape(3, 2, 5), head=head, **few), PROMPTS, params)
-    assert trees == run(tiny_engine(PLAIN, **few), PROMPTS, params)
-    other, _ = logits(tmp_path / "target")
-    mine, _ = logits(tmp_path / "target", **how)
-    assert 0 < np.abs(mine - other).max() < np.abs(other).max()
 
 
 def test_the_tied_embedding_of_a_cpu_model_is_kept_in_blocks(tmp_path):

@@ -74,20 +74,18 @@ def test_blocks_of_a_file_stay_and_change_no_logit(tmp_path, kind):
     assert set(kept.params["layers"][2]["self_attn"]["o_proj"]) == {"rows"}
     tokens = [5, 0, 127, 64, 299]
     expected = logits(rows, tokens)
-    np.testing.assert_array_equal(logits(kept, tokens), expected)
-    np.testing.assert_allclose(logits(dense, tokens), expected, atol=1e-5 * np.abs(expected).max())
+    for loaded, is_exact in ((kept, what_is_missing() is None), (dense, False)):  # the same bits are a promise of the kernels
+        np.testing.assert_allclose(logits(loaded, tokens), expected, rtol=0, atol=0 if is_exact else 1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize(
-    ("storing", "sizes"),
-    [(Storing.AS_IN_FILE, IN_A_BATCH), exhaustive(Storing.AS_IN_FILE, EVERY), exhaustive(Storing.ROWS, EVERY)],
-)
-def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_path, storing, sizes):
+@pytest.mark.parametrize("sizes", [IN_A_BATCH, exhaustive(EVERY)])
+def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_path, sizes):
+    """In the file's bits. (tests/engine/test_sources.py has the other storages.)"""
     target = engine_target(**BIASES)
-    loaded = load_target(write_target(tmp_path / "target", target, jnp.bfloat16), jnp.float32, storing=storing)
-    head = load_head(write_head(tmp_path / "head", random_eagle(target.config), jnp.bfloat16), loaded, storing=storing)
-    assert dtypes(head) == dtypes(loaded) == {"bfloat16" if storing is Storing.AS_IN_FILE else "float32"}
+    loaded = load_target(write_target(tmp_path / "target", target, jnp.bfloat16), jnp.float32, storing=(kept := Storing.AS_IN_FILE))
+    head = load_head(write_head(tmp_path / "head", random_eagle(target.config), jnp.bfloat16), loaded, storing=kept)
+    assert dtypes(head) == dtypes(loaded) == {"bfloat16"}
     params = mixed_params(len(PROMPTS))
     expected = run(tiny_engine(PLAIN, target=loaded, max_running_requests=1), PROMPTS, params)
     for tree, requests in sizes:

@@ -215,40 +215,6 @@ def test_a_text_is_the_same_with_and_without_the_tree():
     assert stats.accepted_tokens and stats.prefix_hit_tokens and stats.preemptions
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    return run(tiny_engine(PLAIN, target=TARGET))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("name", "tree", "options"),
-    [
-        ("windows", TreeShape(5, 3, 12), {"num_pages": 24, "context_length": 80}),
-        ("DSpark", TreeShape(4, 2, 7), {"num_pages": 24, "context_length": 80}),
-        *(
-            (name, tree, {"max_running_requests": size})
-            for name in HEADS
-            for tree in (TreeShape(5, 1), TreeShape(5, 3, 12))
-            for size in (1, 8)
-        ),
-        ("DFlash", TreeShape(3, 2, 5), {"adaptive": True, "prefill_chunk": 5}),
-        ("DFlash", TreeShape(5, 3, 12), {"overlap": False, "ngram": True}),
-        ("DFlash", TreeShape(7, 3, 12, 2), {"ngram": True}),
-        ("DFlash", TreeShape(5, 1, 6, 0), {"ngram": True, "adaptive": True}),
-        ("windows", TreeShape(5, 3, 12), {"kv_cache_dtype": "fp8_e4m3"}),
-    ],
-)
-def test_the_text_is_that_of_plain_decoding(expected, name, tree, options):
-    """Again with the first time's pages in the cache; with few pages also where requests are preempted."""
-    if "kv_cache_dtype" in options:
-        expected = run(tiny_engine(PLAIN, target=TARGET, **options))
-    engine = tiny_engine(tree, target=TARGET, head=random_block(TARGET.config, **HEADS[name]), **options)
-    assert run(engine) == expected
-    assert run(engine) == expected
-    assert engine.stats().prefix_hit_tokens and bool(engine.stats().preemptions) == ("num_pages" in options)
-
-
 def trees_of(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
     engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
     updates = []
@@ -259,7 +225,7 @@ def trees_of(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.variants
 def test_pages_follow_the_text():
     """However tokens come (one chunk, several, a prefix hit), the head finds the same features, so it drafts the same trees."""
     head, tree = random_block(TARGET.config, **HEADS["windows"]), TreeShape(5, 3, 12)

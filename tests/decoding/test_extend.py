@@ -175,6 +175,8 @@ def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves
     state = plain_states(algorithm)[cycles]
     text = state.history[0, : len(PROMPT) + cycles].tolist()
     assert state.features.lag.tolist() == [cycles]
+    for before, after in zip(*(jax.tree.leaves(each.draft) for each in (plain_states(algorithm)[0], state)), strict=True):
+        assert np.array_equal(before, after, equal_nan=True), "the head is left out meanwhile"
     caught_up = compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE)
     assert_same(caught_up, prefilled(algorithm, text).state)
 

@@ -15,7 +15,6 @@ from jaxspec.decoding.drafter import MEMORY, PRIOR
 from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, candidates, continued, find
 from jaxspec.decoding.state import Batch, Sequences, Sizes, gather
 from jaxspec.decoding.tree import rank
-from jaxspec.defaults import UNASKED
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.speculation import DraftedTree
@@ -137,13 +136,8 @@ def run(engine: Engine) -> list[tuple[list[int], float]]:
     ("tree", "drafter", "options"),
     [
         (TreeShape(5, 4, 8), NgramDrafter(), {}),
-        exhaustive(TreeShape(4, 2, 8), None, {"ngram": True}),
-        exhaustive(TreeShape(5, 2, 8), None, {"ngram": True, "adaptive": True}),
-        exhaustive(PLAIN, None, {"ngram": True, "adaptive": True, "adaptive_trees": UNASKED}),
         exhaustive(TreeShape(6, 1), NgramDrafter(2, 3), {"request_trees": (PLAIN,)}),
-        exhaustive(TreeShape(3, 1), None, {"ngram": True}),
         exhaustive(TreeShape(5, 4, 16), NgramDrafter(3, 64), {"overlap": False}),
-        exhaustive(TreeShape(3, 2, 5), None, {"ngram": True, "prefix_cache": False}),
     ],
 )
 def test_the_text_is_that_of_plain_decoding(tree, drafter, options):

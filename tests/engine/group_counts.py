@@ -2,10 +2,12 @@
 
 Either process is killed, fails on an exception or is told to end: with connections alone (`stub`) and with engines under load
 (`load`). A row has the seconds until the other has ended too, whose status and last words are checked, as is that nothing is left.
+`--messages` measures those of launches instead.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -84,6 +86,13 @@ def end_group(what: str, victim: int, number: signal.Signals) -> float:
         return seconds
 
 
+def microseconds() -> list[float]:
+    """How long messages of launches take: packing, sending and unpacking."""
+    with group("messages") as (_, follower):
+        assert follower.stdout is not None
+        return json.loads(next(line for line in follower.stdout if not line.startswith(GLOO)))
+
+
 def is_left(session: int) -> bool:
     """Whether a process group has members."""
     try:
@@ -96,8 +105,14 @@ def is_left(session: int) -> bool:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m tests.engine.group_counts", description=__doc__)
     parser.add_argument("--times", type=int, nargs=2, default=list(TIMES.values()), metavar=tuple(map(str.upper, TIMES)))
+    parser.add_argument("--messages", action="store_true", help="only measure messages")
+    options = parser.parse_args(arguments)
+    if options.messages:
+        load, quartiles = os.getloadavg()[0], statistics.quantiles(microseconds())
+        print("a message of a launch, us (quartiles):", *map(round, quartiles), f"load average {load:.1f}", flush=True)
+        return
     print("| what | rank | how it ends | groups | not as it must be | median, s | longest, s |\n|---|---|---|---|---|---|---|")
-    for what, times in zip(TIMES, parser.parse_args(arguments).times, strict=True):
+    for what, times in zip(TIMES, options.times, strict=True):
         for victim in range(2):
             for way, number in WAYS.items():
                 seconds, problems = list[float](), list[str]()

@@ -1,10 +1,11 @@
 """One process of a group of two, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
 
-WHAT is `stub` (connections alone; this imports no JAX), `load` (an engine that never runs out of work) or `sources:FILE`
-(sources.py). SIGUSR1 raises an exception; SIGTERM ends in order.
+WHAT is `stub` (connections alone; this imports no JAX), `messages` (rank 1 prints how long those of launches take), `load` (an
+engine that never runs out of work) or `sources:FILE` (sources.py). SIGUSR1 raises an exception; SIGTERM ends in order.
 """
 
 import itertools
+import json
 import pickle
 import signal
 import sys
@@ -47,6 +48,45 @@ def stub(hosts: Hosts) -> int:
         if is_told:
             break
         leader.launch(Stub(), [Kept(np.full((8, 64), number, np.int32)), np.arange(8)])
+        time.sleep(0.001)
+    leader.close()
+    return 0
+
+
+MESSAGES = 2000
+
+
+def messages(hosts: Hosts) -> int:
+    """A cycle's launch each millisecond, whose page table has changed in one entry. Rank 1 prints the microseconds from the launch
+    at rank 0 until it could launch, too."""
+    import jax.numpy as jnp
+
+    from jaxspec.config import TreeShape
+    from jaxspec.decoding.programs import CycleProgram
+    from jaxspec.engine.following import program_of
+    from jaxspec.engine.placed import Placed, leaves_to_send
+
+    took: list[float] = []
+    if hosts.node_rank:
+        follower = Follower(hosts, KEY, "the same")
+        for header, data in follower.messages():
+            if "compile" in header:
+                follower.answer(header["number"])
+                continue
+            *_, sent = follower.arrays.decode(program_of(header["launch"]), header["arrays"], data)
+            assert isinstance(sent, np.ndarray)
+            took.append((time.perf_counter_ns() - int(sent[0])) / 1e3)
+            if len(took) == MESSAGES:
+                print(json.dumps(took), flush=True)
+    leader, program = Leader(hosts, KEY, "the same"), CycleProgram(8, 64, TreeShape(3, 1, 4))
+    with leader.compiling(program, timed=False):
+        pass
+    rows, table, on_device = np.arange(8, dtype=np.int32), np.zeros((8, 64), np.int32), jnp.zeros(())
+    for number in range(MESSAGES):
+        table = table.copy()
+        table[number % 8, number % 64] += 1
+        arguments = Placed(rows, on_device), Placed(table, on_device), np.array([time.perf_counter_ns()])
+        leader.launch(program, leaves_to_send(arguments))
         time.sleep(0.001)
     leader.close()
     return 0
@@ -131,5 +171,10 @@ if __name__ == "__main__":
     what, rank, address = sys.argv[1:]
     signal.signal(signal.SIGUSR1, raise_error)
     hosts, (kind, _, file) = Hosts(2, int(rank), address), what.partition(":")
-    works = {"stub": partial(stub, hosts), "load": partial(engine, hosts), "sources": partial(sources, hosts, Path(file))}
+    works = {
+        "stub": partial(stub, hosts),
+        "messages": partial(messages, hosts),
+        "load": partial(engine, hosts),
+        "sources": partial(sources, hosts, Path(file)),
+    }
     run_to_the_end(hosts, works[kind])

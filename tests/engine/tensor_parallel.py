@@ -1,14 +1,17 @@
 """One engine on one, two and four virtual devices: what it says, and what the devices exchange in a cycle.
 
 `python -m tests.engine.tensor_parallel NAME...` prints a line per case; the tests read `--json`. It is a program because JAX makes
-its devices when it starts.
+its devices when it starts. What was found is in tensor_parallel.jsonl beside this file (`--out`).
 """
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from benchmarks.record import environment
+from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import MATRIX, Storing, config_so, layer_so, with_storage
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
@@ -44,6 +49,12 @@ from pallas_kernels.weight import Weight
 
 DEVICES = 4
 SHORT = TreeShape(3, 2, 5)
+PARAMS = (
+    SamplingParams(max_tokens=18, temperature=0, logprobs=2),
+    SamplingParams(max_tokens=18, temperature=0.8, seed=3),
+    SamplingParams(max_tokens=18, temperature=0.9, top_p=0.9, seed=5),
+    SamplingParams(max_tokens=18, temperature=0.7, frequency_penalty=0.5, logit_bias={3: 2.0}, seed=7, prompt_logprobs=1),
+)
 
 
 class Models(NamedTuple):
@@ -60,13 +71,24 @@ class Case:
     make: Callable[[], Models]
     tree: TreeShape = SHORT
     options: dict[str, Any] = field(default_factory=dict)
-    constraints: tuple[dict[str, Any], ...] = ({},) * 4
-    """What each of PARAMS must follow besides."""
+    params: tuple[SamplingParams, ...] = PARAMS
+    """Of requests that run together: their batch samples as the last of them needs."""
+    trees: tuple[TreeShape | None, ...] = (None,)
+    """What these requests ask for, in turn."""
 
 
-def eagle3(layers: int = 2, **sizes) -> Models:
+def each_with(*changes: dict[str, Any]) -> tuple[SamplingParams, ...]:
+    """PARAMS with these changes, in turn."""
+    return tuple(replace(params, **changes[place % len(changes)]) for place, params in enumerate(PARAMS))
+
+
+def of_one_kind(**fields: Any) -> tuple[SamplingParams, ...]:
+    return tuple(SamplingParams(max_tokens=18, seed=seed, **fields) for seed in (3, 4))
+
+
+def eagle3(layers: int = 2, head: Mapping[str, Any] = MappingProxyType({}), **sizes) -> Models:
     target = engine_target(num_layers=layers, **sizes)
-    return Models(target, random_head(target.config))
+    return Models(target, random_head(target.config, **head))
 
 
 def eagle(**sizes) -> Models:
@@ -88,6 +110,12 @@ def small_model() -> Models:
     """Its KV heads can't be divided as the target's."""
     target = engine_target(num_layers=2)
     return Models(target, random_draft_model(target.config, num_heads=2, num_kv_heads=1, tie_word_embeddings=True))
+
+
+def itself() -> Models:
+    """It accepts nearly all drafts."""
+    target = engine_target()
+    return Models(target, as_draft(target, target.config))
 
 
 def odd() -> Models:
@@ -145,17 +173,40 @@ CASES = {
     "EAGLE-3": Case(eagle3),
     "EAGLE-3, one layer": Case(lambda: eagle3(1), TreeShape(2, 2, 4)),
     "EAGLE-3, a chain": Case(eagle3, TreeShape(3, 1, 4)),
+    "EAGLE-3, wider, biased and normed": Case(
+        lambda: eagle3(head=dict(layer={"hidden_size": 48, "num_layers": 2}, fc_bias=True, fc_norm=True, norm_output=True))
+    ),
+    "EAGLE-3, the whole vocabulary": Case(lambda: eagle3(head={"draft_vocab_size": None, "norm_before_residual": True})),
+    "greedy": Case(eagle3, params=of_one_kind(temperature=0)),
+    "a temperature": Case(eagle3, params=of_one_kind(temperature=0.8)),
+    "filters": Case(eagle3, params=of_one_kind(temperature=0.9, top_p=0.9, top_k=20, min_p=0.02)),
+    "penalties and bans": Case(
+        eagle3,
+        params=each_with(
+            {"repetition_penalty": 1.3, "bad_token_ids": tuple(range(0, 128, 3))},
+            {"presence_penalty": 0.7, "min_tokens": 9, "stop_token_ids": tuple(range(0, 120, 10))},
+            {"allowed_token_ids": tuple(range(20, 90)), "top_k": 12},
+        ),
+    ),
     "a small model": Case(small_model),
+    "the target itself": Case(itself, TreeShape(4, 2, 8)),
     "plain": Case(lambda: Models(engine_target(num_layers=2), None), PLAIN),
     "EAGLE, one KV head": Case(lambda: eagle(num_kv_heads=1)),
     "MTP, biases": Case(lambda: mtp(qkv_bias=True), TreeShape(2, 1, 3)),
     "odd vocabulary, feed-forward and draft vocabulary": Case(odd),
     "6 heads, 3 KV heads, normed": Case(lambda: eagle3(num_heads=6, num_kv_heads=3, qk_norm=True)),
     "9 heads, 3 KV heads": Case(lambda: eagle3(num_heads=9, num_kv_heads=3)),
+    "8 heads, 4 KV heads, biased": Case(lambda: eagle3(num_heads=8, num_kv_heads=4, qkv_bias=True)),
     "tied embeddings": Case(lambda: eagle(tie_word_embeddings=True, vocab_size=131)),
     "DFlash, windows": Case(lambda: block(causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)),
+    "DFlash, causal": Case(lambda: block(causal=(True, True))),
     "DSpark": Case(lambda: block(markov_rank=4), TreeShape(3, 2, 5)),
-    "adaptive": Case(eagle3, SHORT, {"adaptive": True}),
+    "adaptive": Case(eagle3, SHORT, {"adaptive": True}, each_with({"max_tokens": 70})),
+    "adaptive, n-grams and a head": Case(eagle3, SHORT, {"adaptive": True, "ngram": True}, each_with({"max_tokens": 70})),
+    "trees of requests": Case(
+        eagle3, SHORT, {"request_trees": (PLAIN, TreeShape(2, 1, 3))}, trees=(PLAIN, None, TreeShape(2, 1, 3))
+    ),
+    "one after another": Case(eagle3, SHORT, {"overlap": False}),
     "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
     "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),
     "few pages": Case(eagle3, SHORT, {"num_pages": 22}),
@@ -171,7 +222,7 @@ CASES = {
     "grammars": Case(
         eagle3,
         SHORT,
-        constraints=(
+        params=each_with(
             {},
             {"json_schema": {"type": "object", "properties": {"a": {"enum": ["xyz", "xz"]}}, "required": ["a"]}},
             {"regex": "(ab[0-9]|[c-z]){6,9}"},
@@ -182,12 +233,6 @@ CASES = {
     "SmolLM2": Case(lambda: smollm2(Storing.DENSE)),
     "SmolLM2, its file's blocks": Case(lambda: smollm2(Storing.AS_IN_FILE)),
 }
-PARAMS = (
-    SamplingParams(max_tokens=18, temperature=0, logprobs=2),
-    SamplingParams(max_tokens=18, temperature=0.8, seed=3),
-    SamplingParams(max_tokens=18, temperature=0.9, top_p=0.9, seed=5),
-    SamplingParams(max_tokens=18, temperature=0.7, frequency_penalty=0.5, logit_bias={3: 2.0}, seed=7, prompt_logprobs=1),
-)
 
 
 class Outcome(NamedTuple):
@@ -200,24 +245,28 @@ class Outcome(NamedTuple):
     weight_bytes: int
     cache_bytes: int
     """On each device."""
+    counts: dict[str, int]
 
 
 def run(case: Case, devices: int) -> Outcome:
-    """The requests of PARAMS, and one that comes later and shares most of its prompt."""
+    """The requests of a case, and one that comes later and shares most of its prompt."""
     target, head = case.make()
     options = {"max_running_requests": 4, "prefill_chunk": 16, "context_length": 128, "page_size": 4, **case.options}
-    tokenizer = TinyTokenizer() if any(case.constraints) else None
-    params = [replace(each, **more) for each, more in zip(PARAMS, case.constraints, strict=True)]
+    tokenizer = TinyTokenizer() if any(each.constraint for each in case.params) else None
     engine = Engine(target, head, tokenizer, case.tree, EngineConfig(tp_size=devices, **options))
     largest_sizes_only(engine)
-    requests = [engine.add(GenerationRequest(tuple(range(10 + i, 34 + i)), params)) for i, params in enumerate(params)]
+    requests = [
+        engine.add(GenerationRequest(tuple(range(10 + i, 34 + i)), params, tree=case.trees[i % len(case.trees)]))
+        for i, params in enumerate(case.params)
+    ]
     while engine.has_work:
         engine.step()
-    requests.append(engine.add(GenerationRequest(tuple(range(10, 38)), params[1])))
+    requests.append(engine.add(GenerationRequest(tuple(range(10, 38)), case.params[1])))
     while engine.has_work:
         engine.step()
     programs, runner = engine.runner.programs, engine.runner
     cycle = next(each for each in programs.compilations if isinstance(each, CycleProgram) and each.tree == case.tree)
+    counts = engine.stats()
     found = [each.kind for each in read_collectives(programs[cycle].as_text())]
     return Outcome(
         [list(request.output) for request in requests],
@@ -225,7 +274,27 @@ def run(case: Case, devices: int) -> Outcome:
         {kind: found.count(kind) for kind in sorted(set(found))},
         runner.placement.nbytes(runner.params),
         runner.cache_bytes,
-    )
+        {
+            "drafted": counts.draft_tokens, "accepted": counts.accepted_tokens, "preemptions": counts.preemptions,
+            "prefix_hit_tokens": counts.prefix_hit_tokens, "switches": counts.adaptive.switches if counts.adaptive else 0,
+        },
+    )  # fmt: skip
+
+
+def recorded(out: Path | None, devices: list[int]) -> dict[str, dict[str, Any]]:
+    """The lines that other runs on so many devices have added to the file, by case."""
+    lines = map(json.loads, out.read_text().splitlines()) if out is not None and out.exists() else ()
+    return {line["case"]: line for line in lines if line["devices"] == devices}
+
+
+def record(out: Path, name: str, found: dict[int, Outcome], *, equal: bool) -> None:
+    """Adds the line of a case. What differs from device to device is a list."""
+    known, one = environment(os.getloadavg()[0]), next(iter(found.values()))
+    line = {each: known[each] for each in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
+    line |= {"case": name, "devices": list(found), "equal": equal, "requests": len(one.texts), "tokens": sum(map(len, one.texts))}
+    line |= {"counts": [each.counts for each in found.values()], "collectives": [each.collectives for each in found.values()]}
+    with out.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -233,15 +302,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="NAME", help="default: all")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, DEVICES])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="add a line per case to this file; those that it has do not run again")
     chosen = parser.parse_args(arguments)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     enable_compilation_cache()
     outcomes: dict[str, dict[int, Outcome]] = {}
+    known = recorded(chosen.out, chosen.devices)
     for name in chosen.cases or CASES:
+        if name in known:
+            print(f"{name}: {'equal' if known[name]['equal'] else 'DIFFERENT'}, recorded")
+            continue
         outcomes[name] = found = {devices: run(CASES[name], devices) for devices in chosen.devices}
         if not chosen.json:
             one, *others = found.values()
-            print(f"{name}: {'equal' if all(each.texts == one.texts for each in others) else 'DIFFERENT'}", flush=True)
+            is_equal = all(each.texts == one.texts for each in others)
+            print(f"{name}: {'equal' if is_equal else 'DIFFERENT'}", flush=True)
+            if chosen.out is not None:
+                record(chosen.out, name, found, equal=is_equal)
     if chosen.json:
         json.dump(
             {name: {devices: each._asdict() for devices, each in found.items()} for name, found in outcomes.items()}, sys.stdout

@@ -1,4 +1,4 @@
-"""A small model as the draft: the same text as plain decoding, and a model that drafts for itself is fully accepted."""
+"""A small model as the draft: a model that drafts for itself is fully accepted. (test_sources.py: the text is plain decoding's.)"""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.config import FP8, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
@@ -19,8 +18,6 @@ from tests.sets import exhaustive
 PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 11)
 TARGET = engine_target(num_layers=2)
 ITSELF = as_draft(TARGET, TARGET.config)
-OTHER = random_draft_model(TARGET.config)
-"""Of the target's sizes, so that one program serves both."""
 PARAMS = [
     SamplingParams(max_tokens=24, temperature=0),
     SamplingParams(max_tokens=19, temperature=0.8, seed=1),
@@ -31,49 +28,8 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[tuple[int, ...]]:
-    return run(tiny_engine(PLAIN, target=TARGET), PROMPTS, PARAMS)
-
-
-@pytest.mark.variants
-def test_text_is_plain_decodings_from_cached_prefixes_too(expected):
-    engine = tiny_engine(TREE, target=TARGET, head=OTHER)
-    assert run(engine, PROMPTS, PARAMS) == expected
-    assert run(engine, PROMPTS, PARAMS) == expected  # from its own pages
-    assert engine.stats().prefix_hit_tokens > 0
-
-
-@pytest.mark.variants
-def test_and_after_preemption(expected, monkeypatch):
-    monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(17, page_size))
-    engine = tiny_engine(TREE, target=TARGET, head=OTHER)  # its programs are those of the test above
-    assert run(engine, PROMPTS, PARAMS) == expected
-    assert engine.stats().preemptions > 0
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("tree", "options"),
-    [
-        (TreeShape(4, 1), {"max_running_requests": 8, "every_size": True}),
-        (TreeShape(1, 1), {"max_running_requests": 1, "page_size": 64, "prefill_chunk": 64, "overlap": False}),
-        (TreeShape(5, 4, 16), {"max_running_requests": 8, "page_size": 1}),
-        (TreeShape(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
-        (TREE, {"adaptive": True, "every_size": True}),
-        (TREE, {"ngram": True}),
-        (TREE, {"draft_window_size": 9, "draft_sink_size": 3}),
-        (TreeShape(3, 1), {"draft_kv_cache_dtype": FP8}),
-    ],
-)
-def test_and_with_any_tree_batch_and_option(expected, tree, options):
-    engine = tiny_engine(tree, target=TARGET, head=OTHER, **options)
-    assert run(engine, PROMPTS, PARAMS) == expected
-    assert run(engine, PROMPTS, PARAMS) == expected
-
-
-@pytest.mark.exhaustive
-def test_and_with_a_draft_of_another_shape_and_a_padded_vocabulary():
+def test_the_text_is_plain_decodings_with_a_draft_of_another_shape_and_a_padded_vocabulary():
     """The draft's vocabulary is shorter than the target's, and longer, as Qwen2.5's are."""
     for of_target, of_draft in ((128, 127), (127, 128)):
         target = engine_target(vocab_size=of_target)

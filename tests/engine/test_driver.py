@@ -210,21 +210,6 @@ def test_a_reader_that_fails_ends_its_own_requests_only(thread, engine, caplog, 
     engine._requests.clear()
 
 
-def test_an_engine_that_crashes_tells_every_caller(thread, engine):
-    engine.allow(0)
-    first = Stream(thread, 5)
-    second = thread.submit([GenerationRequest((1,), SamplingParams(max_tokens=5))], print)  # waits for admission
-    engine.crash = MemoryError("no memory")
-    engine.allow(math.inf)
-    with pytest.raises(EngineError) as raised:
-        first.texts()
-    assert isinstance(raised.value.__cause__, MemoryError)
-    assert isinstance(second.admitted.exception(20), EngineClosed)
-    with pytest.raises(EngineError, match="takes no more requests"):
-        Stream(thread, 5)
-    engine._requests.clear()
-
-
 def test_after_closing_every_call_is_refused(engine):
     thread = EngineThread(engine, closed="it is closed")
     engine.allow(1)

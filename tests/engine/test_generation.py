@@ -14,7 +14,6 @@ from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, E
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
-from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from tests.server.fakes import TEXT, FakeEngine
@@ -71,20 +70,6 @@ async def text_of(engine: EngineThread, prompt: list[int], params: SamplingParam
     return "".join([update.text async for update in stream(engine, prompt, params)])
 
 
-def test_streams_at_once_each_get_their_own(engine: EngineThread):
-    async def work():
-        params = [SamplingParams(max_tokens=number + 1) for number in range(16)]
-        texts = await asyncio.gather(*(text_of(engine, [1], each) for each in params))
-        assert texts == [TEXT[: number + 1] for number in range(16)]
-
-    run(work())
-
-
-def test_two_event_loops_may_share_it(engine: EngineThread):
-    for _ in range(2):
-        run(text_of(engine, [1]))
-
-
 def test_it_sleeps_without_work(engine: EngineThread, fake: FakeEngine):
     run(text_of(engine, [1]))
     steps = fake.steps
@@ -102,17 +87,6 @@ def test_a_refusal_reaches_the_caller_before_anything_else(engine: EngineThread,
             await anext(updates)
         assert fake.steps == 0
         assert await text_of(engine, [1]) == TEXT[:18] + "x"  # 20 bytes: the ö has two
-
-    run(work())
-
-
-def test_requests_that_start_together_are_taken_in_all_or_none(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        requests = [GenerationRequest((token,), PARAMS) for token in (1, 2, 999)]
-        with pytest.raises(ValueError, match="999"):
-            await Generation.start(engine, requests, ["a", "b", "c"])
-        assert fake.aborted == ["a", "b"]
-        assert fake.steps == 0
 
     run(work())
 
@@ -146,21 +120,6 @@ def test_leaving_aborts_within_one_step(engine: EngineThread, fake: FakeEngine):
     run(work())
 
 
-def test_cancelling_the_task_aborts(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(1)
-        task = asyncio.ensure_future(text_of(engine, [1]))
-        await until(lambda: fake.steps == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        fake.allow(math.inf)
-        await until(lambda: fake.aborted)
-        assert fake.steps <= 2
-
-    run(work())
-
-
 def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(0)
@@ -175,17 +134,6 @@ def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThread, f
         assert await first == TEXT[:18] + "x"
         await until(lambda: not fake.running)
         assert len(fake.params) == 1 and not fake.aborted
-
-    run(work())
-
-
-def test_a_slow_reader_does_not_hold_the_engine(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        slow = stream(engine, [1], PARAMS)
-        await anext(slow)
-        assert await text_of(engine, [2]) == TEXT[:18] + "x"
-        await until(lambda: not fake.running)  # the slow one is done too, unread
-        assert "".join([update.text async for update in slow]) == TEXT[1:18] + "x"
 
     run(work())
 
@@ -331,17 +279,6 @@ def test_flushing_the_cache(engine: EngineThread, fake: FakeEngine):
     run(work())
 
 
-def test_a_full_queue_takes_all_or_none(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.room = 2
-        with pytest.raises(QueueFull):
-            await start(engine, *"abc")
-        assert fake.aborted == ["a", "b"]
-        assert await text_of(engine, [1]) == TEXT[:18] + "x"
-
-    run(work())
-
-
 def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: EngineThread, fake: FakeEngine):
     """The refusal and the cancellation may cross: what was never admitted must not be aborted."""
 
@@ -357,29 +294,6 @@ def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: EngineThrea
         fake.allow(math.inf)
         assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
         assert fake.aborted == []
-
-    run(work())
-
-
-def test_closing_ends_waiting_streams(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(1)
-        updates = stream(engine, [1], PARAMS)
-        await anext(updates)
-        await until(lambda: fake.steps == 1)
-        late = asyncio.ensure_future(text_of(engine, [1]))  # not admitted yet
-        await asyncio.sleep(0.02)
-        engine.stop()
-        fake.allow(math.inf)
-        with pytest.raises(EngineClosed):
-            while True:
-                await anext(updates)
-        with pytest.raises(EngineClosed):
-            await late
-        engine.close()
-        with pytest.raises(EngineClosed):
-            await text_of(engine, [1])
-        assert not engine.is_healthy
 
     run(work())
 

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import json
 import re
 import signal
 import socket
@@ -21,7 +20,7 @@ from jaxspec.engine import hosts as module
 from jaxspec.engine import messages
 from jaxspec.engine.following import PROGRAMS, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
-from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
+from jaxspec.engine.messages import Arrays, Kept, described, launch_header, pack, unpack
 from jaxspec.engine.relay import relay
 from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address
 from tests.engine.group_process import KEY, Stub
@@ -77,7 +76,8 @@ def test_arrays_arrive_as_they_were_sent(seed):
         other = rng.random((2, 0, 3) if rng.random() < 0.2 else (3,)).astype(np.float32)
         leaves = [Kept(tables[batch]), None, other, np.array([True, False])]
         how, data = sender.encode(Stub(batch), leaves)
-        header, rest = unpack(pack({"arrays": how}, data))
+        header, rest = unpack(launch_header(Stub(batch), how) + data)
+        assert header["launch"] == described(Stub(batch))
         kept, nothing, *others = receiver.decode(Stub(batch), header["arrays"], rest)
         assert nothing is None and isinstance(kept, Kept)
         for sent, came in zip([tables[batch], *leaves[2:]], [kept.values, *others], strict=True):
@@ -107,7 +107,8 @@ def test_programs_are_named_in_messages():
     for name, kind in PROGRAMS.items():
         masked = (True,) if name == "SettleProgram" else ()
         program = kind(*sizes.get(name, (4, 8, tree, *masked)))
-        assert program_of(json.loads(json.dumps(described(program)))) == program
+        header, _ = unpack(pack({"compile": described(program)}))
+        assert program_of(header["compile"]) == program
     kinds = {name for name, each in vars(programs).items() if name.endswith("Program") and hasattr(each, "run")}
     assert set(PROGRAMS) == kinds - {"Program"}
 
@@ -234,7 +235,7 @@ def test_a_program_is_used_when_all_have_compiled_it(left):
         thread = threading.Thread(target=compile_it, args=[True])
         thread.start()
         header, _ = next(told)
-        assert header["compile"] == ["Stub", [3]] and header["timed"] is True
+        assert header["compile"] == ("Stub", (3,)) and header["timed"] is True
         time.sleep(0.05)
         assert compiled == ["rank 0"]
         follower.answer(header["number"])
@@ -257,7 +258,7 @@ def test_launches_arrive_in_their_order(left):
         for number in range(200):
             header, data = next(told)
             kept, nothing = follower.arrays.decode(Stub(), header["arrays"], data)
-            assert header["launch"] == ["Stub", [8]] and kept.values.tolist() == [number] and nothing is None
+            assert header["launch"] == ("Stub", (8,)) and kept.values.tolist() == [number] and nothing is None
 
 
 def test_another_process_that_is_told_to_end_ends_the_group(left):

@@ -8,7 +8,6 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
-from tests.sets import exhaustive
 
 PLAIN = TreeShape(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
@@ -63,10 +62,9 @@ def test_every_kind_has_an_effect(alone):
     assert {11, 12} & set(texts["bias, greedy"])
 
 
-@pytest.mark.parametrize("spec", [TreeShape(3, 2, 5), exhaustive(TreeShape(5, 4, 16))])
-def test_speculation_and_company_change_nothing(alone, spec):
+def test_speculation_and_company_change_nothing(alone):
     """All kinds in one engine, so that batches mix them."""
-    outputs = run(tiny_engine(spec), [params_of(kind) for kind in KINDS])
+    outputs = run(tiny_engine(TreeShape(3, 2, 5)), [params_of(kind) for kind in KINDS])
     for kind, output in zip(KINDS, outputs, strict=True):
         assert output.token_ids == alone[kind].token_ids, kind
         assert output.logprobs is None and output.prompt_logprobs is None

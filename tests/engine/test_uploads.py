@@ -57,15 +57,6 @@ def test_cycles_of_the_same_batch_copy_nothing(trees, overlap):
 
 
 @pytest.mark.variants
-def test_the_guard_sees_a_copy():
-    engine = running(TREE, TREE)
-    engine.abort(engine.scheduler.admitted[0].id)
-    with jax.transfer_guard_host_to_device("disallow_explicit"):
-        updates = engine.step()
-    assert any("isallowed host-to-device transfer" in update.output.error for update in updates if update.output)
-
-
-@pytest.mark.variants
 def test_a_page_more_is_one_array_more():
     """A page table is copied when a sequence enters a new page, and the rows are not copied with it."""
     engine = running(TREE)

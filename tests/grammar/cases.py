@@ -156,15 +156,16 @@ def loaded(model: str) -> LoadedModels:
     return load_models(None if model == "demo" else model, progress=False)
 
 
-def engine(tree: TreeShape, model: str = "tiny", **options: Any) -> Engine:
-    """Of the model that all cases share. It has few pages, so that requests are preempted."""
+def engine(tree: TreeShape, model: str = "tiny", *, all_sizes: bool = False, **options: Any) -> Engine:
+    """Of the model that all cases share. Few pages: requests are preempted. `all_sizes`: programs of all batch sizes."""
     options = {"max_running_requests": 8, "num_pages": PAGES, **options}
     if model == "tiny":
         return tiny_engine(tree, target=tiny_target(num_layers=1, eos_token_ids=(0,)), **options)
     of = loaded(model)
     more = {"prefill_chunk": 16, "page_size": 4, "context_length": 128, **options}
     made = Engine(of.target, of.head if tree.num_steps else None, of.tokenizer, tree, of.config.__class__(**more))
-    largest_sizes_only(made)
+    if not all_sizes:
+        largest_sizes_only(made)
     return made
 
 

@@ -24,7 +24,7 @@ from pallas_kernels.product import Product
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
-from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
+from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.weight import Dense
 from tests.pallas_kernels.issue_cycles import read_programs
@@ -94,7 +94,7 @@ def triton_kernels() -> Iterator[Kernel]:
         limits = [shape(rows, dtype=kind) for kind in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)]
         shapes = (shape(rows, 128256, dtype=jnp.float32), *most_and_total, *limits)
         yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, shapes)
-    yield from skinny_kernels("pallas_triton")
+    yield from skinny_kernels()
     yield from packed_kernels()
     for eps in (None, 1e-6):
         layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)
@@ -127,16 +127,15 @@ def triton_kernels() -> Iterator[Kernel]:
         yield Kernel(name, write, (*arrays, *places))
 
 
-def skinny_kernels(implementation: str) -> Iterator[Kernel]:
+def skinny_kernels() -> Iterator[Kernel]:
     """The products of a layer and the output projection, and one of odd sizes."""
-    name, multiply = f"skinny_matmul, {implementation}", partial(skinny_matmul, implementation=implementation)
+    name, multiply = "skinny_matmul", partial(skinny_matmul, implementation="pallas_triton")
     yield Kernel(f"{name}, projection", multiply, (shape(1, HIDDEN), shape(HIDDEN, 48 * HEAD_DIM)))
     for rows, k in ((8, HIDDEN), (16, INTERMEDIATE)):
-        residual = AddResidual(shape(rows, HIDDEN))
-        yield Kernel(f"{name}, residual, {rows} x {k}", multiply, (shape(rows, k), shape(k, HIDDEN), residual))
+        yield Kernel(f"{name}, {rows} x {k}", multiply, (shape(rows, k), shape(k, HIDDEN)))
     yield Kernel(f"{name}, SwiGLU", multiply, (shape(4, HIDDEN), shape(HIDDEN, 2 * INTERMEDIATE), SwiGlu()))
-    yield Kernel(f"{name}, logits", multiply, (shape(1, HIDDEN), shape(HIDDEN, 128256), Best()))
-    yield Kernel(f"{name}, odd", multiply, (shape(5, 4095), shape(4095, 1001), Best()))
+    yield Kernel(f"{name}, logits", multiply, (shape(1, HIDDEN), shape(HIDDEN, 128256)))
+    yield Kernel(f"{name}, odd", multiply, (shape(5, 4095), shape(4095, 1001)))
 
 
 def packed_kernels() -> Iterator[Kernel]:
@@ -159,13 +158,11 @@ def mosaic_kernels() -> Iterator[Kernel]:
     yield attention("mosaic", 1, 8, head_dim=64)
 
 
-def main(gpu: str, only: str | None) -> None:
-    """`only`: an implementation of skinny_matmul, of which just these are compiled."""
+def main(gpu: str) -> None:
     described = gpus(gpu, 1)
     # By default XLA makes graphs of five launches or more.
     options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True, "xla_gpu_graph_min_graph_size": 1}
-    every = skinny_kernels(only) if only else (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ()))
-    for kernel in every:
+    for kernel in (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ())):
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=described.whole), kernel.shapes)
         dumps_ptx = kernel.name.startswith("cutoff")
         with jax.set_mesh(described.mesh), tempfile.TemporaryDirectory() as dump:
@@ -185,4 +182,4 @@ def main(gpu: str, only: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
+    main(sys.argv[1])

@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels.quantized import InBlocks, Quantized, QuantizedAs
 from pallas_kernels.row_matmul import what_is_missing
 from pallas_kernels.rows import Blocks
-from pallas_kernels.skinny_matmul import Best, SwiGlu, skinny_matmul
+from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
 from pallas_kernels.weight import Dense
 from tests.sets import exhaustive, variants
@@ -117,9 +117,7 @@ def test_the_gpu_kernel_equals_the_product_with_its_matrix(name, dtype, rows):
 def test_what_the_kernel_cannot_take_is_refused_by_name():
     packed = STORAGES["int8"](MATRIX).packed
     with pytest.raises(ValueError, match="x has 17 rows, expected 1 to 16"):
-        skinny_matmul(jnp.ones((17, K)), packed, Best())
-    with pytest.raises(ValueError, match="jax_triton takes no weights of 8 or 4 bits"):
-        skinny_matmul(jnp.ones((1, K)), packed, implementation="jax_triton")
+        skinny_matmul(jnp.ones((17, K)), packed, SwiGlu())
     with pytest.raises(ValueError, match="parts are those of a weight of 8 or 4 bits, without an epilogue"):
         skinny_matmul(jnp.ones((1, K)), packed, SwiGlu(), parts=True)
     with pytest.raises(ValueError, match=r"x is \[1, 8\] and the weight \[256, 384\]"):

@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line(flags, more, said, capsys):
 def test_no_device_is_touched(flags):
     """JAX fails here as soon as it looks for one."""
     environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
-    arguments = [sys.executable, "-m", "jaxspec.plan", *flags, "--details"]
+    arguments = [sys.executable, "-m", "jaxspec", "plan", *flags, "--details"]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "8,030,261,248 parameters" in done.stdout, done.stderr
 
@@ -235,7 +235,7 @@ def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reas
 def test_a_real_plan_within_a_minute(flags, gpu_compiler, capsys):
     """The whole command, as people run it, compiler included; its temporaries and launches are those of the proof."""
     started = time.monotonic()
-    arguments = [sys.executable, "-m", "jaxspec.plan", *flags[1:], "--gpu", "h100", "--json"]
+    arguments = [sys.executable, "-m", "jaxspec", "plan", *flags[1:], "--gpu", "h100", "--json"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and found["temporaries"]["bytes"] < 64e6 and found["launches"]["in_one_graph"]

@@ -7,23 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.config import TreeShape
-from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
+from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
-from jaxspec.planner.models import read_head, read_target
 from jaxspec.testing import random_eagle, tiny_target
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.planner.files import config_file
 
 PLAIN = TreeShape(num_steps=0)
 SIZES = st.integers(1, 64)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Pair:
-    """Llama-3.1-8B and its EAGLE-3 head."""
-    directory = tmp_path_factory.mktemp("configs")
-    target = read_target(config_file(directory / "target.json", LLAMA_8B))
-    return pair(target, read_head(config_file(directory / "head.json", EAGLE3_LLAMA_8B), target), "bfloat16")
 
 
 def test_a_plain_step_by_hand(llama):

@@ -266,9 +266,3 @@ def test_memory_is_what_the_plan_counts(compiled):
     weights = 2 * (LAYERS * layer + 2 * 128256 * 4096 + 4096 + 424_689_664)
     found = compiled("Llama-3.1-8B 5/4/8 batch 1")
     assert found.argument_bytes == pytest.approx(weights + found.cache_bytes, rel=0.01)
-
-
-@pytest.mark.exhaustive
-def test_a_cache_of_8_bits_takes_half(compiled):
-    wide, narrow = (compiled(f"Llama-3.1-8B, more 5/4/8 batch 8{cache}") for cache in ("", ", 8-bit cache"))
-    assert wide.cache_bytes == 2 * narrow.cache_bytes == 2 * (wide.argument_bytes - narrow.argument_bytes)

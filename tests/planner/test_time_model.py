@@ -4,24 +4,16 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import CompiledCycle, Launch
-from jaxspec.planner.estimate import Pair, cycle_cost, pair
+from jaxspec.planner.estimate import cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 from jaxspec.planner.time_model import EXCHANGE, Kind, LaunchCounts, counts_of, time_model
-from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
+from tests.planner.configs import DFLASH_QWEN3_8B, QWEN3_8B
 from tests.planner.files import config_file
 
 CHAIN = TreeShape(3, 1, 4)
 REVIEWED = LaunchCounts(products=4, attention=2, norms=2, rotations=1, sums=4, level=29, extension=27, tree=12, other=39)
 """The program that the review counted."""
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Pair:
-    """Llama-3.1-8B and its EAGLE-3 head."""
-    directory = tmp_path_factory.mktemp("configs")
-    target = read_target(config_file(directory / "target.json", LLAMA_8B))
-    return pair(target, read_head(config_file(directory / "head.json", EAGLE3_LLAMA_8B), target), "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,6 @@ def test_echo_of_nonsense_is_refused_before_it_is_decoded(client: Client):
         assert client.post("/v1/completions", prompt=prompt, echo=True).status_code == 400
 
 
-@pytest.mark.parametrize("prompt", ["hello", list(b"hello"), ["hello"], [list(b"hello")]])
-def test_prompt_forms(client: Client, prompt):
-    answer = client.post("/v1/completions", prompt=prompt, max_tokens=4).json()
-    assert answer["usage"]["prompt_tokens"] == 5
-    assert [choice["text"] for choice in answer["choices"]] == [TEXT[:4]]
-
-
 @pytest.mark.parametrize("prompt", [["one", "three"], [[1, 2, 3], [4, 5, 6, 7, 8]]])
 def test_several_prompts(client: Client, prompt):
     answer = client.post("/v1/completions", prompt=prompt, max_tokens=4).json()
@@ -260,15 +253,6 @@ def test_streaming_a_completion_equals_the_whole(client: Client, max_tokens: int
 def test_a_stream_has_no_usage_unless_asked(client: Client):
     events = client.events("/v1/completions", prompt="hello", max_tokens=5)
     assert all("usage" not in event and event["choices"] for event in events)
-
-
-def test_streaming_several_prompts(client: Client):
-    events = client.events("/v1/completions", prompt=["one", "three"], max_tokens=12)
-    texts = ["", ""]
-    for event in events:
-        [choice] = event["choices"]
-        texts[choice["index"]] += choice["text"]
-    assert texts == [TEXT[:12]] * 2
 
 
 def test_chat(client: Client):

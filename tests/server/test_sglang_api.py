@@ -136,13 +136,6 @@ def test_streams_are_cumulative(client: Client):
     assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
 
 
-def test_streaming_a_list(client: Client):
-    texts = {}
-    for event in client.events("/generate", text=["one", "three"], sampling_params={"max_new_tokens": 8}):
-        texts[event["index"]] = event["text"]
-    assert texts == {0: TEXT[:8], 1: TEXT[:8]}
-
-
 def test_the_prompt_alone(client: Client):
     """How SGLang's clients score a text."""
     body = {"text": ["hello", "ab"], "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}

@@ -208,44 +208,6 @@ def test_a_broken_engine(caplog: pytest.LogCaptureFixture):
     assert "secret" not in first.text + second.text and "secret" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_flushing_the_cache(client: Client, method: str):
-    before = client.engine.flushes
-    response = client.http.request(method, "/flush_cache")
-    assert (response.status_code, response.text) == (200, "Cache flushed.\n")
-    assert response.headers["content-type"].startswith("text/plain")
-    assert client.engine.flushes == before + 1
-
-
-def test_health(client: Client):
-    assert client.http.get("/health").status_code == 200
-    client.engine.failures = 3
-    for _ in range(3):
-        assert client.post("/v1/completions", prompt="x").status_code == 500
-    response = client.http.get("/health")
-    assert (response.status_code, response.json()["error"]["type"]) == (503, "server_error")
-    assert client.post("/v1/completions", prompt="x").status_code == 200  # it still tries, and one success heals it
-    assert client.http.get("/health").status_code == 200
-
-
-def test_many_clients_at_once(client: Client):
-    """Each gets its own text, and all of it."""
-    texts: list[str] = []
-
-    def ask(number: int) -> None:
-        with httpx.Client(base_url=client.http.base_url, timeout=20) as http:
-            answer = http.post("/v1/completions", json={"prompt": "x" * (number + 1), "max_tokens": number + 1}).json()
-            assert answer["usage"]["prompt_tokens"] == number + 1
-            texts.append(answer["choices"][0]["text"])
-
-    threads = [threading.Thread(target=ask, args=[number]) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert sorted(texts) == [TEXT[: number + 1] for number in range(16)]
-
-
 def test_what_runs_when_the_server_ends_gets_an_error():
     """Not a cut connection: the stream ends in order, once the time to drain is over."""
 

@@ -1,14 +1,21 @@
-"""How many more tokens a verification yields when what a grammar forces is drafted: ten schemas as programs send them.
+"""What grammars bring and cost, measured with ten schemas as programs send them.
 
-python -m tests.grammar.forced --model smollm2 prints the tokens per verification of the same greedy requests with these drafts and
-without. It counts, so a busy machine does not matter.
+python -m tests.grammar.costs forced --model smollm2 prints the tokens per verification of the same greedy requests with drafts of
+what a grammar forces and without. It counts, so a busy machine does not matter.
+python -m tests.grammar.costs time --model smollm2 prints the time of a cycle of eight requests under grammars and of eight without,
+and how fast a request without one runs beside three under grammars, or beside three with another tree. Needs a quiet machine.
 """
 
 import argparse
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any, NamedTuple
 
 from jaxspec.config import TreeShape
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.grammar.trees import TextTree
@@ -54,6 +61,8 @@ SCHEMAS = {
 }  # fmt: skip
 TREES = {"tiny": TreeShape(3, 2, 6), "demo": TreeShape(5, 4, 16), "smollm2": TreeShape(3, 1)}
 LENGTH = 200
+SHORTEST = ("a classification", "a call of a tool")
+"""They end before much can be timed."""
 
 
 class Counts(NamedTuple):
@@ -86,13 +95,8 @@ def prompt_of(model: str, name: str) -> tuple[int, ...]:
     return tuple(of.tokenizer.encode(text))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m tests.grammar.forced", description=__doc__)
-    parser.add_argument("--model", choices=TREES, default="demo")
-    parser.add_argument("--tree", type=TreeShape.of)
-    parser.add_argument("--temperature", type=float, default=0)
-    options = parser.parse_args()
-    enable_compilation_cache()
+def forced(options: argparse.Namespace) -> None:
+    """Prints the table of each schema, and a line of JSON."""
     tree = options.tree or TREES[options.model]
     having = counts_of(options.model, tree, options.temperature)
     add_forced = TextTree.add_forced
@@ -110,6 +114,83 @@ def main() -> None:
 def rate(counts: list[Counts]) -> float:
     """Tokens per verification."""
     return sum(each.tokens for each in counts) / sum(each.verifications for each in counts)
+
+
+class Pace(NamedTuple):
+    """Of the first of some requests, while all of them run."""
+
+    seconds: float
+    """Per verification."""
+    mask_seconds: float
+    """Of these, for all masks."""
+    speed: float
+    """Tokens per second."""
+
+
+def pace_of(made: Engine, asked: Sequence[GenerationRequest]) -> Pace:
+    """From when all have a token until one ends; then they are aborted."""
+    requests = [made.add(each) for each in asked]
+
+    def state() -> tuple[float, float, int, int]:
+        first = requests[0]
+        return time.perf_counter(), made.stats().mask_seconds, first.speculation.verify_count, len(first.output)
+
+    while not all(each.output for each in requests):
+        made.step()
+    before = after = state()
+    while all(each.finish_reason is None for each in requests):
+        after = state()
+        made.step()
+    for each in requests:
+        made.abort(each.id)
+    while made.has_work:
+        made.step()
+    seconds, masks, verifications, tokens = (end - begin for begin, end in zip(before, after, strict=True))
+    return Pace(seconds / verifications, masks / verifications, tokens / seconds)
+
+
+def timed(options: argparse.Namespace) -> None:
+    """Prints a line per side and a line of JSON; the sides take turns."""
+    tree = options.tree or TREES[options.model]
+    other = TreeShape(tree.num_steps, tree.topk + 1, tree.num_draft_tokens)
+    made = engine(tree, options.model, all_sizes=True, num_pages=1600, context_length=400, request_trees=(other,))
+    of = [(prompt_of(options.model, name), schema) for name, schema in SCHEMAS.items() if name not in SHORTEST]
+    free = [GenerationRequest(prompt, SamplingParams(max_tokens=LENGTH, temperature=0, ignore_eos=True)) for prompt, _ in of]
+    bound = [
+        GenerationRequest(prompt, SamplingParams(max_tokens=LENGTH, temperature=0, json_schema=schema)) for prompt, schema in of
+    ]
+    sides = {
+        "eight under grammars": bound,
+        "eight without": free,
+        "one beside three under grammars": [free[0], *bound[1:4]],
+        "one beside three with another tree": [free[0], *(replace(each, tree=other) for each in free[1:4])],
+    }
+    found = {name: list[Pace]() for name in sides}
+    for number in range(options.rounds + 1):
+        for name, asked in sides.items():
+            pace = pace_of(made, asked)
+            if number:  # the first round compiles
+                found[name].append(pace)
+    made.grammars.close()
+    medians = {name: Pace(*map(median, zip(*paces, strict=True))) for name, paces in found.items()}
+    for name, pace in medians.items():
+        print(f"{name:34} {1000 * pace.seconds:.2f} ms a cycle, masks {1000 * pace.mask_seconds:.2f}, {pace.speed:.1f} tokens/s")
+    grammars, without, beside, other = medians.values()
+    shares = {"grammars": grammars.seconds / without.seconds, "masks": grammars.mask_seconds / grammars.seconds,
+              "beside, cycle": beside.seconds / other.seconds, "beside, tokens/s": beside.speed / other.speed}  # fmt: skip
+    print(json.dumps({"model": options.model, "tree": str(tree), **{name: round(share, 3) for name, share in shares.items()}}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m tests.grammar.costs", description=__doc__)
+    parser.add_argument("what", choices=["forced", "time"])
+    parser.add_argument("--model", choices=TREES, default="demo")
+    parser.add_argument("--tree", type=TreeShape.of)
+    parser.add_argument("--temperature", type=float, default=0, help="of forced")
+    parser.add_argument("--rounds", type=int, default=5, help="of time")
+    options = parser.parse_args()
+    enable_compilation_cache()
+    (forced if options.what == "forced" else timed)(options)
 
 
 if __name__ == "__main__":
