@@ -37,6 +37,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.runner import DEFAULT_START, Start
+from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.linear import Storage
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
@@ -240,7 +241,12 @@ def target_of(built_in: bool, storage: str) -> LoadedTarget:
 
 
 def stored(model: LoadedModel, storage: str) -> Any:
-    return STORAGES[storage][1](model)
+    """So stored. A small model that drafts is stored as the target that it is."""
+    store = STORAGES[storage][1]
+    if not isinstance(model.config, DraftModelConfig):
+        return store(model)
+    inner = store(replace(model, config=model.config.layer, params=model.params["model"]))
+    return replace(model, config=replace(model.config, layer=inner.config), params={"model": inner.params})
 
 
 @cache
