@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,6 @@ from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.models.linear import Storage, parameters
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, layer_config
-from jaxspec.placement import layers_of
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import (
@@ -125,10 +125,12 @@ def odd() -> Models:
 
 def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
     """The model with its matrices stored in another way, as they would be if it were loaded so."""
-    config, params = config_so(model, storing, quantization), {}
-    for path, layer in layers_of(flatten_dict(model.params)).items():
+    config, params, layers = config_so(model, storing, quantization), {}, defaultdict[Any, dict[str, Any]](dict)
+    for (*path, name), array in flatten_dict(model.params).items():
+        layers[tuple(path)][name] = array
+    for path, layer in layers.items():
         made = layer_so(path, layer, layer_config(model.config), layer_config(config))
-        params |= {(*path, name) if name else path: jnp.asarray(np.asarray(array)) for name, array in made.items()}
+        params |= {(*path, name): jnp.asarray(np.asarray(array)) for name, array in made.items()}
     return replace(model, config=config, params=unflatten_dict(params))
 
 
