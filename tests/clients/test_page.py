@@ -29,9 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_page_has_these_examples():
-    assert [[each for each in ENVIRONMENTS if each in imported(example)] for example in EXAMPLES] == [
-        [each] for each in ENVIRONMENTS
-    ]
+    assert [[name for name in ENVIRONMENTS if name in imported(each)] for each in EXAMPLES] == [[each] for each in ENVIRONMENTS]
 
 
 @pytest.mark.parametrize("library", ENVIRONMENTS)
