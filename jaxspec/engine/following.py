@@ -130,20 +130,21 @@ class Repeating:
         runner = self.runner
         if program not in self._structures:
             self._structures[program] = jax.tree.structure(runner.programs.inputs(program))
-        own = self._own(program, len(leaves)) if any(leaf is None for leaf in leaves) else ()
+        runs_first = not isinstance(leaves[0], Kept)  # nothing goes before it or follows
+        proposal = self._proposals.popleft() if isinstance(program, SettleProgram) and not runs_first else None
+        own = self._own(program, proposal, len(leaves)) if any(leaf is None for leaf in leaves) else ()
         arguments: list[Any] = [
             runner.inputs.get(program, str(place), leaf.values) if isinstance(leaf, Kept) else own[place] if leaf is None else leaf
             for place, leaf in enumerate(leaves)
         ]
         output = runner.run(program, *jax.tree.unflatten(self._structures[program], arguments))
-        if isinstance(program, ProposeProgram) and isinstance(leaves[0], Kept):  # not a first run, which nothing follows
+        if isinstance(program, ProposeProgram) and not runs_first:
             self._proposals.append(output.proposal)
 
-    def _own(self, program: Program, count: int) -> list[Any]:
+    def _own(self, program: Program, proposal: Proposal | None, count: int) -> list[Any]:
         """The leaves that are on this device, at their places among `count`."""
-        if isinstance(program, SettleProgram):
-            of_proposal = jax.tree.leaves(Settlement.of(self._proposals.popleft()))
-            return [None, None, *of_proposal]  # behind rows and page table
+        if proposal is not None:
+            return [None, None, *jax.tree.leaves(Settlement.of(proposal))]  # behind rows and page table
         if isinstance(program, AdmitProgram):
             return [*[None] * (count - 1), self.runner.no_bias]
         raise ValueError(f"the arrays of the program ({program}) must be sent")

@@ -28,7 +28,7 @@ from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest, Request, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
-from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, plain_engine, random_case, random_prompt, recorded, run
+from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, random_case, random_prompt, recorded, run
 
 RECORD = Path(__file__).with_name("events.jsonl")
 LIFE = 1000
@@ -149,7 +149,7 @@ class Life:
         """Requests that went to their end said what they say alone, whatever happened around them."""
         complete = [(case, each) for case, each in self.requests.values() if each.finish_reason in ("stop", "length")]
         chosen = self.rng.sample(complete, min(12, len(complete)))
-        plain = plain_engine(self.setting.built_in, self.setting.storage, self.setting.kv_cache_dtype)
+        plain = self.setting.plain_engine()
         for (case, request), served in zip(chosen, run(plain, [case._replace(at_once=1) for case, _ in chosen]), strict=True):
             output = request.result()
             assert served.said[:5] == (output.token_ids, output.text, output.finish_reason, output.matched_stop, output.error), case

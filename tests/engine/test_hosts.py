@@ -10,15 +10,20 @@ import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding import programs
+from jaxspec.decoding.cycle import Proposal
+from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
+from jaxspec.decoding.tree import Tree
 from jaxspec.engine import hosts as module
 from jaxspec.engine import messages
-from jaxspec.engine.following import PROGRAMS, program_of
+from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, launch_header, pack, unpack
 from jaxspec.engine.relay import relay
@@ -331,3 +336,28 @@ def test_a_group_ends_as_one(victim, way, what, times):
     """Connections alone, and engines under load; the program tests.engine.group_counts prints the seconds."""
     for _ in range(times):
         assert end_group(what, victim, WAYS[way]) < SECONDS
+
+
+def test_second_halves_take_what_was_proposed_for_them():
+    """Plain ones too, which find all that they need in the message."""
+    trees = TreeShape(0, 1, 1), TreeShape(1, 1, 2)
+    proposals = {tree: Proposal(Tree(*4 * [np.zeros(1)]), None if tree.num_steps == 0 else 7) for tree in trees}
+    said: list[Any] = []
+
+    def inputs(program: Program) -> tuple[Any, ...]:
+        memo = proposals[program.tree].memo
+        return (0, 0, Settlement(0, 0, memo, 0)) if isinstance(program, SettleProgram) else (0, 0)
+
+    def run(program: Program, _rows: Any, _page_table: Any, settlement: Any = None) -> Any:
+        said.append(settlement and settlement.memo)
+        return SimpleNamespace(proposal=proposals[program.tree])
+
+    of_programs = SimpleNamespace(digest="the same", inputs=inputs)
+    placed = SimpleNamespace(get=lambda _program, _name, values: values)
+    repeating = Repeating(SimpleNamespace(programs=of_programs, inputs=placed, run=run), "the same")  # type: ignore[arg-type]
+    place, sent = [Kept(np.zeros(1)), Kept(np.zeros(1))], np.zeros(1)
+    for tree in (*trees, *trees):
+        repeating.launch(ProposeProgram(1, 1, tree), place)
+        memo = [] if tree.num_steps == 0 else [None]
+        repeating.launch(SettleProgram(1, 1, tree, masked=True), [*place, sent, sent, *memo, sent])
+    assert said == 2 * [None, None, None, 7]
