@@ -140,7 +140,7 @@ def chunk(update: Update, index: int) -> dict[str, Any]:
         made["top_logprobs"] = [ranked(each) for each in update.logprobs]
     if (output := update.output) is not None:
         prompt, completion = len(output.prompt_token_ids), len(output.token_ids)
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         usage["prompt_tokens_details"] = {"cached_tokens": output.cached_tokens}
         made |= {"finish_reason": FINISHED.get(output.finish_reason, output.finish_reason), "completion_usage": usage}
     return made
