@@ -28,7 +28,7 @@ def test_files_are_short_enough_to_read(package):
     assert lengths and not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit}
 
 
-MOST_LINES = {"jaxspec": 33998, "pallas_kernels": 3726, "convert": 729, "benchmarks": 4974, "tests": 41271}
+MOST_LINES = {"jaxspec": 34206, "pallas_kernels": 3726, "convert": 729, "benchmarks": 5033, "tests": 43012}
 """As reached on 27 November 2026. Who adds lines looks for others to take away; a new feature may raise the limits."""
 
 

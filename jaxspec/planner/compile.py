@@ -84,6 +84,8 @@ class CycleShape:
     """All five as in EngineConfig."""
     prefill_chunk: int = 0
     """Not a cycle, but a prefill of chunks of this many tokens."""
+    half: str = ""
+    """Not all of a cycle, but "propose", "settle", or with masks "settle under masks"."""
 
     @property
     def pages(self) -> int:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
-from jaxspec.decoding.programs import CycleProgram, PrefillProgram
+from jaxspec.decoding.programs import CycleProgram, PrefillProgram, Program, ProposeProgram, SettleProgram
 from jaxspec.decoding.state import Sizes
 from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, new_state
 from jaxspec.engine.programs import Programs
@@ -122,11 +122,9 @@ def compile_cycle(
     )
     merge = Merger.of(models[0].graph(kernels_of(config)), drafter)
     programs = Programs(merge, params, state, placement=placement)
-    chunk = shape.prefill_chunk
-    program = PrefillProgram(chunk, pages, batch) if chunk else CycleProgram(batch, pages, shape.tree)
     # Triton's backend asks the mesh for its GPU.
     with jax.set_mesh(placement.mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:
-        lowered = programs.lower(program, "cuda")
+        lowered = programs.lower(program_of(shape), "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
         try:
@@ -151,6 +149,20 @@ def compile_cycle(
         "collectives": read_collectives(program_text),
         "library_calls": others,
     }
+
+
+def program_of(shape: CycleShape) -> Program:
+    """Raises KeyError for a half that there is not."""
+    if shape.prefill_chunk:
+        return PrefillProgram(shape.prefill_chunk, shape.pages, shape.batch)
+    of_tree = shape.batch, shape.pages, shape.tree
+    programs: dict[str, Program] = {
+        "": CycleProgram(*of_tree),
+        "propose": ProposeProgram(*of_tree),
+        "settle": SettleProgram(*of_tree),
+        "settle under masks": SettleProgram(*of_tree, masked=True),
+    }
+    return programs[shape.half]
 
 
 def libraries_called(dump: Path) -> str:

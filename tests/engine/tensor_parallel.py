@@ -211,7 +211,7 @@ CASES = {
     "one after another": Case(eagle3, SHORT, {"overlap": False}),
     "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
     "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),
-    "few pages": Case(eagle3, SHORT, {"num_pages": 22}),
+    "few pages": Case(eagle3, SHORT, {"num_pages": 18}),
     "a cache of 8 bits": Case(eagle3, SHORT, {"kv_cache_dtype": "fp8_e4m3"}),
     "int8 by rows": Case(lambda: quantised("int8", Storing.ROWS)),
     "int8": Case(lambda: quantised("int8", Storing.DENSE)),

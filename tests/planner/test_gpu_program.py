@@ -31,6 +31,8 @@ from tests.planner.files import config_file
 from tests.sets import exhaustive
 
 CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 8, 4096, 14336
+FEW_LAYERS = 7
+"""An EAGLE-3 head taps the target's layers 2, 3 and 4 of so many."""
 TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32))
 CHAINS = (TreeShape(3, 1, 4), TreeShape(7, 1, 8))
 MOST_LAUNCHES = {
@@ -202,6 +204,31 @@ def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):
         outside = [launch for launch in found.launches if not launch.in_graph]
         assert found.is_one_graph, (outside, found.touches_host, found.library_calls)
         assert found.aliased_bytes >= found.cache_bytes > 0
+
+
+MASKS_ADD = 2
+"""Launches of a half: the masks' bits are spread and cut off the logits."""
+HALVES = ("propose", "settle", "settle under masks")
+
+
+@pytest.mark.parametrize(
+    ("tree", "batch"), [(TreeShape(2, 2, 4), 8), *(exhaustive(tree, batch) for tree in (*TREES, *CHAINS) for batch in (1, 8))]
+)
+def test_a_cycle_in_two_is_two_graphs(gpu_compiler, tmp_path, tree, batch):
+    """Requests under grammars: nothing within a half waits for the host, and masks cost two launches, whatever the sampling."""
+    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": FEW_LAYERS})
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
+    shapes = [CycleShape(tree, batch, CONTEXT, half=half) for half in HALVES]
+    found = compile_cycles(target, head, shapes, gpu="h100", dtype="bfloat16", refuse_spills=True)
+    for name, half in zip(HALVES, found, strict=True):
+        outside = [launch for launch in half.launches if not launch.in_graph]
+        assert half.is_one_graph and not half.sorts and set(half.kernel_calls) <= KERNELS, (name, outside, half.library_calls)
+        assert half.aliased_bytes >= half.cache_bytes > 0, name
+    propose, free, masked = found
+    assert propose.stages["draft"] and "verify" not in propose.stages and "draft" not in free.stages
+    for kind in SamplingKind:
+        without, under = ([launch for launch in half.launches_of(kind) if launch.stage != "learn"] for half in (free, masked))
+        assert len(under) <= len(without) + MASKS_ADD, (kind, [launch.scope for launch in under])
 
 
 DRAFTING = ("draft", "extend")
