@@ -1,4 +1,4 @@
-"""Speculative decoding (EAGLE, EAGLE-3, MTP) for LLM serving in JAX.
+"""Speculative decoding (EAGLE, EAGLE-3, MTP, DFlash, small models, n-grams) for LLM serving in JAX.
 
 >>> from jaxspec import LLM, SamplingParams
 >>> LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=32, temperature=0))[0].text  # doctest: +SKIP
@@ -7,7 +7,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from jaxspec.config import EngineConfig, SpecConfig, TreeShape
+from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxspec.async_llm import AsyncLLM
     from jaxspec.llm import LLM
 
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "SpecConfig", "TreeShape", "Update"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "TreeShape", "Update"]
 
 _LOAD_JAX = {"LLM": "jaxspec.llm", "AsyncLLM": "jaxspec.async_llm"}
 """Imported at first use, since they load JAX and transformers; configuration alone does not."""

@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 GROUPS = {
     "run a model": (
-        Command("serve", "serve a model over HTTP, with OpenAI's and SGLang's APIs", "jaxspec.serve"),
+        Command("serve", "serve a model over HTTP, with OpenAI's, Anthropic's and SGLang's APIs", "jaxspec.serve"),
         Command("chat", "chat with a model or a running server on the terminal", "jaxspec.commands.chat"),
         Command("generate", "complete one prompt on the terminal", "jaxspec.commands.generate"),
     ),

@@ -226,9 +226,6 @@ def most_nodes(num_steps: int, topk: int) -> int:
     return 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
 
 
-SpecConfig = TreeShape
-"""The old name of TreeShape."""
-
 type TreeLike = TreeShape | str | Sequence[int] | Mapping[str, int]
 """The argument of TreeShape.of."""
 
@@ -291,7 +288,7 @@ class EngineConfig:
     max_waiting_requests: int | None = None
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
-    """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
+    """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that drafts never slow decoding much."""
     adaptive_trees: tuple[TreeShape, ...] = ()
     """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps, and
     two trees more if a head is merged with n-grams (engine/trees.py). Like request_trees, given in any way that TreeShape.of

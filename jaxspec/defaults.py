@@ -24,7 +24,7 @@ BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
 SMOLLM2_TREE = TreeShape(3, 1)
-"""The fastest on two cores: 1.30 times plain decoding, 2/1/3 1.26 and 5/4/8 0.78 times (docs/performance.md; 25 November 2026)."""
+"""The fastest on two cores: 1.30 times plain decoding (docs/performance.md, "On CPUs"; 25 November 2026)."""
 SMOLLM2_SAMPLING = {"temperature": 0.0}
 """Its file says nothing; sampled, even at its card's 0.2, so small a model now and then writes nonsense without an end."""
 

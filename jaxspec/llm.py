@@ -41,7 +41,7 @@ class LLM:
             a file or a name on the Hub; or "ngram": drafts from the text itself, without a head. None: the head that comes with
             the model (MiMo's MTP layer, the built-in model's and SmolLM2's heads), if there is one; `ngram=True` merges both.
             Without one, on a CPU: "ngram" beside plain decoding, where the text repeats.
-        spec: the draft tree: a TreeShape, "5/4/8" or (5, 4, 8) for steps/topk/nodes; with `ngram` also "7/4/8/3", where the
+        tree: the draft tree: a TreeShape, "5/4/8" or (5, 4, 8) for steps/topk/nodes; with `ngram` also "7/4/8/3", where the
             head drafts three levels. None: 5/4/8 with an EAGLE head, 1/1/2 with MTP, 3/1/4 for SmolLM2 and with a small model,
             7/4/8 for "ngram". TreeShape(num_steps=0) is plain decoding.
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
@@ -66,7 +66,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         draft: str | Path | None = None,
-        spec: TreeLike | None = None,
+        tree: TreeLike | None = None,
         *,
         token_map: str | Path | None = None,
         dtype: DTypeLike = "auto",
@@ -79,7 +79,7 @@ class LLM:
         **options,
     ):
         models = load_models(
-            model, draft, spec, token_map=token_map, dtype=dtype, quantization=quantization,
+            model, draft, tree, token_map=token_map, dtype=dtype, quantization=quantization,
             speculative_draft_model_quantization=speculative_draft_model_quantization, progress=progress, revision=revision,
             speculative_draft_model_revision=speculative_draft_model_revision, download_dir=download_dir, **options,
         )  # fmt: skip

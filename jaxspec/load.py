@@ -56,7 +56,7 @@ class LoadedModels:
 
     @cached_property
     def engine(self) -> Engine:
-        """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
+        """Their engine, which is made when it is first shape for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
         return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
 
@@ -64,7 +64,7 @@ class LoadedModels:
 def load_models(
     model: str | Path | None = None,
     draft: str | Path | None = None,
-    spec: TreeLike | None = None,
+    tree: TreeLike | None = None,
     *,
     token_map: str | Path | None = None,
     dtype: DTypeLike = "auto",
@@ -85,8 +85,8 @@ def load_models(
     of_target = check_quantization("quantization", quantization)
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir), speculative_draft_model_revision)
-    tree = None if spec is None else TreeShape.of(spec)
-    files = find_files(model, draft, tree, token_map, config, hub)
+    shape = None if tree is None else TreeShape.of(tree)
+    files = find_files(model, draft, shape, token_map, config, hub)
     enable_compilation_cache()
     progress = sys.stderr.isatty() if progress is None else progress
     if files.head is not None:
@@ -104,13 +104,13 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
-    if tree is None and head is not None:
-        tree = default_tree(head.config.algorithm, files.head, head.config.max_steps)
-    if tree is None and head is None and not config.ngram and jax.default_backend() == "cpu":
-        config, tree = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED), PLAIN
-    tree = tree or default_tree(NGRAM if config.ngram else None)
+    if shape is None and head is not None:
+        shape = default_tree(head.config.algorithm, files.head, head.config.max_steps)
+    if shape is None and head is None and not config.ngram and jax.default_backend() == "cpu":
+        config, shape = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED), PLAIN
+    shape = shape or default_tree(NGRAM if config.ngram else None)
     return LoadedModels(
-        BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress
+        BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, shape, config, progress
     )
 
 
@@ -125,21 +125,21 @@ class ModelFiles(NamedTuple):
 def find_files(
     model: str | Path | None,
     draft: str | Path | None,
-    spec: TreeShape | None,
+    tree: TreeShape | None,
     token_map: str | Path | None,
     config: EngineConfig,
     hub: HubOptions = DEFAULTS,
 ) -> ModelFiles:
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
     target = model_directory(model, hub)
-    if spec == PLAIN:
+    if tree == PLAIN:
         for name, given in (("token_map", token_map), ("draft", draft), ("ngram", config.ngram or None)):
             if given is not None:
                 raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
-    head = None if spec == PLAIN or draft == FROM_TEXT else draft_path(draft, target, hub)
+    head = None if tree == PLAIN or draft == FROM_TEXT else draft_path(draft, target, hub)
     if head is None:
-        if spec is not None and spec != PLAIN and not config.ngram:
-            raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft, or ngram=True")
+        if tree is not None and tree != PLAIN and not config.ngram:
+            raise ValueError(f"the draft tree {tree} needs a draft head, and {model} comes with none: give draft, or ngram=True")
         if token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:

@@ -1,4 +1,4 @@
-"""jaxspec serve: an HTTP server for one model. Flags and endpoints are SGLang's and OpenAI's."""
+"""jaxspec serve: an HTTP server for one model. Endpoints are OpenAI's, Anthropic's and SGLang's, flags SGLang's and vLLM's."""
 
 import contextlib
 import gc

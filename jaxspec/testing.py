@@ -179,7 +179,7 @@ class TinyTokenizer:
 
 
 def tiny_engine(
-    spec: TreeShape | None = None,
+    tree: TreeShape | None = None,
     *,
     target: LoadedTarget | None = None,
     head: LoadedHead | Drafter | None = None,
@@ -194,11 +194,11 @@ def tiny_engine(
     It has programs for its largest batch and chunk only, unless `every_size`: three to compile instead of seven.
     """
     target = target or engine_target()
-    spec = spec or TreeShape(3, 2, 5)
-    if head is None and spec.num_steps:
+    tree = tree or TreeShape(3, 2, 5)
+    if head is None and tree.num_steps:
         head = random_head(target.config)
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
-    engine = Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock, start)
+    engine = Engine(target, head, tokenizer or TinyTokenizer(), tree, config, clock, start)
     if not every_size:
         largest_sizes_only(engine)
     return engine

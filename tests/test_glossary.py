@@ -64,7 +64,7 @@ def test_replaced_words_are_not_names(word):
     assert not {(str(path), name) for path, found in all_names().items() for name in found if word in parts(name)}
 
 
-def test_only_the_head_catches_up_and_pages_are_published():
+def test_drafters_catch_up_and_pages_are_published():
     in_engine = (all_names()[Path(f"jaxspec/engine/{name}.py")] for name in ("pages", "scheduler"))
     pages = set().union(*in_engine)
     assert "publish" in pages and not [name for name in pages if "catch_up" in name]

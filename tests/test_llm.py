@@ -42,7 +42,7 @@ def small_llm(**options) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return small_llm(spec=TreeShape(num_steps=0))
+    return small_llm(tree=TreeShape(num_steps=0))
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +98,15 @@ def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
 def test_impossible_combinations_are_refused(tmp_path):
     model = write_target(tmp_path / "target", tiny_target())
     with pytest.raises(ValueError, match="5/4/8 needs a draft head"):
-        LLM(model, spec=TreeShape())
+        LLM(model, tree=TreeShape())
     with pytest.raises(ValueError, match="dtype must be auto"):
         LLM(model, dtype="int8")
     with pytest.raises(ValueError, match=r"a draft tree is num_steps/topk/num_draft_tokens.*got '5-4-8'"):
-        LLM(model, spec="5-4-8")
+        LLM(model, tree="5-4-8")
     with pytest.raises(ValueError, match=r"the token map map\.json needs a draft head to work on: give draft"):
         LLM(model, token_map="map.json")
     with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
-        LLM(model, spec=TreeShape(num_steps=0), token_map="map.json")
+        LLM(model, tree=TreeShape(num_steps=0), token_map="map.json")
     with pytest.raises(ValueError, match=r"drafts nothing: leave out draft$"):
         LLM(model, model, TreeShape(num_steps=0))
     for option in ({"adaptive": True}, {"draft_window_size": 8, "draft_sink_size": 4}, {"accept_threshold_acc": 0.5}):

@@ -44,7 +44,7 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
     row: dict[str, Any] = {"prompts": len(PROMPTS)}
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
         models = load_models(
-            spec=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1,
+            tree=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1,
             context_length=256, progress=False, tp_size=lab.tp,
         )  # fmt: skip
         prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]

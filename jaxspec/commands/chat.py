@@ -29,7 +29,7 @@ def make_parser() -> Parser:
     parser = Parser("jaxspec chat", about, EXAMPLES, usage="jaxspec chat [MODEL] [options]")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="the same as --model-path")
     add = parser.add_argument_group("conversation").add_argument
-    add("--system", metavar="TEXT", help="how the model shall behave (default: nothing is said about that)")
+    add("--system", metavar="TEXT", help="the system message (default: none)")
     about = "0: always the likeliest token (default: the model's generation_config.json, or 0; of a server its own)"
     add("--temperature", type=float, metavar="X", help=about)
     add("--max-tokens", type=whole(1), metavar="N", help="tokens of an answer, at most (default: as many as fit)")

@@ -169,11 +169,11 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if an output differs, 2 if model or head can't be loaded."""
-    description = "Compare speculation with plain decoding at batch 1, token for token, greedy and sampled with seeds."
+    description = "Compare speculation, in each batch size, with plain decoding of one request at a time, token for token, greedy and sampled."
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
     add_model_options(parser)
     add = parser.add_argument_group("what is compared").add_argument
-    add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 3/1/4)")
+    add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: the one that jaxspec serve uses)")
     add("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
     add("--temperature", type=float, default=0.8, metavar="T", help="temperature of the sampled runs (default: %(default)s)")
     add("--seed", type=int, default=1000, metavar="N", help="seed of the first sampled prompt (default: %(default)s)")

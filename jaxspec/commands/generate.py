@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench
 
-    bench = Workbench.of(options, spec=tree, context_length=options.context_length, progress=sys.stderr.isatty())
+    bench = Workbench.of(options, tree=tree, context_length=options.context_length, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
     compile_ahead(bench.models.engine, tokens, params.json_schema)
     counter = CompilationCounter()

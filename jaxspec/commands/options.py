@@ -125,7 +125,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
         Option("model_dir MODEL", "the same as --model-path"),
         Option("--model-path --model DIR", "a name on the Hub, a directory, a GGUF file, or smollm2 (default: the built-in model)"),
-        Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
+        Option("--tokenizer-path --tokenizer DIR", "must be the model's own directory: a separate tokenizer is not supported"),
         Option("--revision NAME", "branch, tag or commit of the model on the Hub (default: the newest)"),
         Option("--download-dir DIR", "where downloads go (default: the Hub's cache, see HF_HOME)"),
         Option("--served-model-name NAME...", "names of the model in the API (default: as given to --model-path)"),
@@ -136,7 +136,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
         ),
-        Option("--quantization -q WHICH", "int8, fp8 or int4: weights in so many bits (default: as they are)", choices=QUANTIZED),
+        Option("--quantization -q WHICH", "quantise the weights while loading (default: as in the checkpoint)", choices=QUANTIZED),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option("--tool-call-parser NAME", f"{', '.join(TOOL_FORMATS)} (default: the template's)", choices=tuple(TOOL_FORMATS)),
@@ -186,7 +186,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--speculative-request-trees TREES",
-            'trees that single requests may ask for, as in "0 3/1/4", where 0 is plain decoding; or none (default: 0)',
+            'trees that a request may choose, as in "0 3/1/4", where 0 is plain decoding; or none (default: 0)',
             "engine.request_trees",
             needs="drafts",
         ),
@@ -232,8 +232,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--matmul NAME",
-            f"{', '.join(MATMULS)}: who computes matrix products; auto: on CPUs our kernels if they are installed, else XLA; "
-            "skinny: for at most 16 rows a kernel that adds up each row in one order",
+            f"{', '.join(MATMULS)}: kernels of matrix products; auto: on CPUs the bundled ones if they are built, else XLA; "
+            "skinny: for at most 16 rows one that adds up each row in one order",
             "engine.matmul",
             choices=MATMULS,
         ),
@@ -252,7 +252,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option(
             "--random-seed --seed",
-            "source of the seeds of sampled requests that have none (default: another one at every start)",
+            "seed of the requests that set none (default: random at each start)",
             "engine.random_seed",
         ),
         Option(

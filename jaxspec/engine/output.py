@@ -222,6 +222,6 @@ def _origin(update: Update, index: int) -> tuple[str, int]:
     verification = update.verification
     if verification is None:
         return PREFILL, 0
-    if verification.spec.num_steps == 0:
+    if verification.shape.num_steps == 0:
         return PLAIN, 0
     return (DRAFT, index + 1) if index < verification.accepted else (BONUS, 0)

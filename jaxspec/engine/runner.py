@@ -305,7 +305,7 @@ class Runner:
         return [len(each.tokens) + each.in_flight_tokens + tree.num_steps + 1 for each in requests]
 
     def launch_catch_up(self, requests: list[Request]) -> None:
-        """Extends the head by the slots that it lags behind after plain cycles of these requests."""
+        """The drafter absorbs what it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
         self.run(*self._batch(requests, lengths, self.programs.table.catch_ups(len(requests))))
 

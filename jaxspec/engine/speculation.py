@@ -102,7 +102,7 @@ class DraftedTree:
 class Verification:
     """The cycle that the tokens of an update come from."""
 
-    spec: TreeShape
+    shape: TreeShape
     accepted: int
     """The first `accepted` tokens are accepted drafts."""
     tree: DraftedTree | None = None

@@ -80,7 +80,7 @@ class ServedModel:
         if name not in self._other_names and len(self._other_names) < MAX_OTHER_NAMES:
             self._other_names.add(name)
             shown = echo(name).encode("ascii", "backslashreplace").decode()
-            logger.warning("requests ask for the model %s; %s answers (--strict-model-name refuses them)", shown, self.name)
+            logger.warning("unknown model %s requested; %s answers (--strict-model-name refuses such requests)", shown, self.name)
 
     def refuse_name(self, name: str) -> NoReturn:
         """Raises ApiError 404."""

@@ -120,7 +120,7 @@ def speculative_trace(update: Update, model: ServedModel) -> SpeculativeTrace:
             tokens[-1]["depth"] = token.depth
     shown: ShownTree | None = None
     if (verification := update.verification) is not None and (tree := verification.tree) is not None:
-        shape, texts = str(verification.spec), _texts(tree.tokens, model)
+        shape, texts = str(verification.shape), _texts(tree.tokens, model)
         shown = {"shape": shape, "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
         if tree.sources:
             shown["sources"] = list(tree.sources)

@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     context = min(settings.length, target_model_config(model_directory(options.model_path, hub)).max_position_embeddings)
     batch = options.batch_size if options.command != "head" else 1
     how = {"progress": False, "max_running_requests": batch, "context_length": context, **hub._asdict()}
-    models = load_models(options.model_path, spec=PLAIN, **how)
+    models = load_models(options.model_path, tree=PLAIN, **how)
     if options.command != "head":
         write_data(options, models, data)
     if options.command != "data":

@@ -53,7 +53,7 @@ class TrainSettings:
     steps: int = 2600
     """Batches."""
     rows: int = 2
-    """Rows of a batch. Few, for many steps, learn most from few tokens."""
+    """Rows of a batch. With little data, small batches and many steps learn most."""
     length: int = 512
     """Tokens of a row, and of the longest conversation."""
     depth: int | None = None

@@ -97,7 +97,7 @@ def test_another_tree_is_another_engine_and_plain_decoding_is_in_all(source):
 @pytest.mark.exhaustive  # engines compile all of their programs
 def test_another_tree_is_compiled_when_it_is_asked_for(model):
     said: list[str] = []
-    with LLM(model.target, spec=PLAIN, max_running_requests=1, context_length=64) as llm:
+    with LLM(model.target, tree=PLAIN, max_running_requests=1, context_length=64) as llm:
         expected = llm.chat(QUESTION, {"temperature": 0, "max_tokens": 20})[0].text
     with contextlib.closing(started(model, said)) as source:
         first = list(source.answer(QUESTION, Wishes(max_tokens=20)))

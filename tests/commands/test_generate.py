@@ -26,7 +26,7 @@ def few(model) -> list[str]:
 @pytest.fixture(scope="module")
 def plain(model) -> Callable[[str], str]:
     """What plain decoding says to a prompt."""
-    llm = LLM(model.target, spec=TreeShape(num_steps=0), max_running_requests=1)
+    llm = LLM(model.target, tree=TreeShape(num_steps=0), max_running_requests=1)
     return lambda prompt: llm.generate(prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
 
 

@@ -160,7 +160,7 @@ def test_without_a_head_a_cpu_uses_n_grams_where_they_pay_and_starts_with_plain_
     assert models.engine.runner.table.first() == plain.engine.runner.table.first()
     later = models.engine.runner.table.next_after_start()
     assert {program.tree for program in later if isinstance(program, CycleProgram)} == {PLAIN, *UNASKED}
-    assert load_models(places["target"], spec="3/1/4", ngram=True).config.adaptive is False, "who asks gets what was asked for"
+    assert load_models(places["target"], tree="3/1/4", ngram=True).config.adaptive is False, "who asks gets what was asked for"
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     assert not load_models(places["target"]).config.ngram
 

@@ -249,8 +249,8 @@ def test_llm_takes_either_kind(target, tmp_path):
     convert_head(head, tmp_path / "alone", target, Options())
     plain, tree = tokens(target), TreeShape(2, 2, 5)
     assert head_kind(tmp_path / "both") == "EAGLE"
-    assert tokens(tmp_path / "both", spec=tree) == tokens(target, tmp_path / "alone", spec=tree) == plain
-    assert tokens(target, tmp_path / "both", spec=tree) == plain
+    assert tokens(tmp_path / "both", tree=tree) == tokens(target, tmp_path / "alone", tree=tree) == plain
+    assert tokens(target, tmp_path / "both", tree=tree) == plain
     assert LLM(tmp_path / "both", dtype="float32").engine.tree == TreeShape()
 
 
@@ -260,10 +260,10 @@ def test_a_mimo_brings_its_mtp_layer(tmp_path):
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     convert_target(directory, tmp_path / "converted", Options())
     assert head_kind(tmp_path / "converted") == "MTP"
-    plain = tokens(directory, spec=TreeShape(num_steps=0))
+    plain = tokens(directory, tree=TreeShape(num_steps=0))
     assert tokens(directory) == tokens(tmp_path / "converted") == plain
     assert LLM(tmp_path / "converted", dtype="float32").engine.tree == TreeShape(1, 1, 2)
-    assert tokens(tmp_path / "converted", spec=TreeShape(3, 1)) == plain
+    assert tokens(tmp_path / "converted", tree=TreeShape(3, 1)) == plain
 
 
 @pytest.mark.exhaustive
@@ -274,8 +274,8 @@ def test_a_token_map_is_kept(target, tmp_path):
     model = load_target(target, jnp.float32)
     by_map, kept = load_head(head, model, token_map=tmp_path / "hot.npy"), load_head(tmp_path / "converted", model)
     assert kept.config == by_map.config and same(kept.params, by_map.params)
-    assert tokens(target, tmp_path / "converted", spec=TreeShape(2, 2, 5)) == tokens(target)
-    assert tokens(target, head, spec=TreeShape(2, 2, 5), token_map=tmp_path / "hot.npy") == tokens(target)
+    assert tokens(target, tmp_path / "converted", tree=TreeShape(2, 2, 5)) == tokens(target)
+    assert tokens(target, head, tree=TreeShape(2, 2, 5), token_map=tmp_path / "hot.npy") == tokens(target)
     with pytest.raises(ValueError, match="needs a draft head: give --draft"):
         convert_target(target, tmp_path / "none", Options(), token_map=tmp_path / "hot.npy")
 

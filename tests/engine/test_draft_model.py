@@ -87,7 +87,7 @@ def test_a_draft_is_quantised_as_its_target_or_apart(written, of_target, of_draf
     """The text is the target's own, in its bits; the same model in fewer bits still drafts much of it."""
     options = {"quantization": of_target, "max_running_requests": 2, "page_size": 4, "prefill_chunk": 16, "context_length": 80}
     models = load_models(written, written, "3/1/4", speculative_draft_model_quantization=of_draft, progress=False, **options)
-    plain = load_models(written, spec="plain", progress=False, **options)
+    plain = load_models(written, tree="plain", progress=False, **options)
     for engine in (models.engine, plain.engine):
         largest_sizes_only(engine)
     assert models.head is not None and models.algorithm == "STANDALONE"

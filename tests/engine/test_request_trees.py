@@ -78,13 +78,13 @@ def test_updates_show_the_trees(expected):
         newest = own[0].token_ids[-1]
         for update, counts in zip(own[1:], request.speculation.cycles, strict=True):
             found = update.verification
-            assert found is not None and found.spec == (tree or WIDE)
+            assert found is not None and found.shape == (tree or WIDE)
             assert (len(update.token_ids), found.accepted) == (counts.emitted, counts.accepted)
             if tree == PLAIN:
                 assert found.tree is None and found.accepted == 0
             else:
                 assert found.tree is not None
-                check_tree(found.tree, found.spec, newest, update.token_ids, found.accepted)
+                check_tree(found.tree, found.shape, newest, update.token_ids, found.accepted)
             newest = update.token_ids[-1]
     assert requests[0].speculation.accept_length > 3
 

@@ -130,7 +130,7 @@ def test_other_names_of_models_are_answered_with_one_warning_each(client: Client
         assert client.post(path, model=f"gpt of {path}", **body).status_code == 200
     half = json.dumps({"model": "\ud800", **body}).encode()
     assert client.http.post(path, content=half, headers={"content-type": "application/json"}).status_code == 200
-    assert caplog.text.count(f'requests ask for the model "gpt of {path}"; fake answers') == 1
+    assert caplog.text.count(f'unknown model "gpt of {path}" requested; fake answers') == 1
     assert refusal(client.http.get("/v1/models/org/gpt-7"), 404)["code"] == "model_not_found"
 
 

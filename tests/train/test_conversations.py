@@ -33,7 +33,7 @@ SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_
 
 @pytest.fixture(scope="module")
 def llm():
-    llm = load_models(spec="plain", max_running_requests=4, context_length=128, prefill_chunk=64)
+    llm = load_models(tree="plain", max_running_requests=4, context_length=128, prefill_chunk=64)
     largest_sizes_only(llm.engine)
     return llm
 
