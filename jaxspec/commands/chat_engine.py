@@ -40,14 +40,14 @@ class EngineSource:
         self._start(models.tree)
 
     @classmethod
-    def of(cls, options: Namespace, tree: TreeShape | None, say: Callable[[str], None]) -> "EngineSource":
-        """From the options of the command line. `tree`: the engine's tree. Raises also what `load_models` does."""
+    def of(cls, options: Namespace, shape: TreeShape | None, say: Callable[[str], None]) -> "EngineSource":
+        """From the options of the command line. `shape`: of the engine's tree. Raises also what `load_models` does."""
         say(f"loading {options.model_path} ...")
         started = time.perf_counter()
         names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization", "context_length")
         passed = {name: vars(options)[name] for name in names} | {"token_map": options.speculative_token_map}
         passed |= {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
-        models = load_models(options.model_path, options.speculative_draft_model_path, tree, **passed)
+        models = load_models(options.model_path, options.speculative_draft_model_path, shape, **passed)
         say(f"loaded in {time.perf_counter() - started:.1f} s")
         return cls(models, say)
 

@@ -169,7 +169,7 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if an output differs, 2 if model or head can't be loaded."""
-    description = "Compare speculation, in each batch size, with plain decoding of one request at a time, token for token, greedy and sampled."
+    description = "Compare speculation with plain decoding of single requests, token for token, greedy and sampled with seeds."
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
     add_model_options(parser)
     add = parser.add_argument_group("what is compared").add_argument
