@@ -52,14 +52,14 @@ def functions(tree: ast.AST, prefix: str = "") -> list[tuple[str, ast.FunctionDe
 
 
 def handed_on(function: ast.AST) -> list[ast.AST]:
-    """What the function's calls get as they are, except what goes into a GenerationRequest."""
+    """What the function's calls get as they are, except what goes into a GenerationRequest, or into models: an engine's tree."""
     found: list[ast.AST] = []
     into_requests: set[ast.AST] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             makes = [ast.unparse(each) for each in (node.func, *node.args[:1])]
-            if "GenerationRequest" in makes or makes[0] == "replace":
+            if "GenerationRequest" in makes or makes[0] in ("replace", "load_models"):
                 into_requests |= {inner for each in given for inner in ast.walk(each)}
             found += given
     return [each for each in found if each not in into_requests]
