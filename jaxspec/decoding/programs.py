@@ -22,7 +22,9 @@ from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import neutral_settings, settings_row
 from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather
 from jaxspec.decoding.tree import tree_of
+from jaxspec.typing import Array, Int
 
+Rows, PageTable = Int[Array, " b"], Int[Array, "b p"]
 type Inputs = tuple[Any, ...]
 """What a program takes beside weights and state."""
 
@@ -89,7 +91,7 @@ class CycleProgram(TreeProgram):
     """One cycle."""
 
     def run(
-        self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None
+        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
     ) -> ProgramOutput:  # fmt: skip
         return cycle(models, state, rows, page_table, tree=self.tree, thresholds=thresholds)
 
@@ -110,7 +112,7 @@ class ProposeProgram(TreeProgram):
     """The first half of a cycle: the host reads what it proposes."""
 
     def run(
-        self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None
+        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
     ) -> Proposed:  # fmt: skip
         return Proposed(state, propose(models, state, gather(state, rows, page_table), self.tree, thresholds))
 
@@ -152,8 +154,8 @@ class SettleProgram(TreeProgram):
         self,
         models: Models,
         state: State,
-        rows: Any,
-        page_table: Any,
+        rows: Rows,
+        page_table: PageTable,
         settlement: Settlement,
         *,
         thresholds: Thresholds | None = None,
@@ -175,7 +177,15 @@ class SettleProgram(TreeProgram):
 class CatchUpProgram(BatchProgram):
     """The drafter absorbs the tokens that it lags behind after plain cycles."""
 
-    def run(self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None) -> State:
+    def run(
+        self,
+        models: Models,
+        state: State,
+        rows: Rows,
+        page_table: PageTable,
+        *,
+        thresholds: Thresholds | None = None,
+    ) -> State:
         return catch_up(models, state, rows, page_table)
 
     def __str__(self) -> str:
@@ -259,7 +269,15 @@ class LendProgram(RowProgram):
 
     tokens: int
 
-    def run(self, models: Models, state: State, rows: Any, stretch: Any, *, thresholds: Thresholds | None = None) -> State:
+    def run(
+        self,
+        models: Models,
+        state: State,
+        rows: Rows,
+        stretch: Int[Array, "b l"],
+        *,
+        thresholds: Thresholds | None = None,
+    ) -> State:
         return state._replace(draft=models.drafter.lend(state.draft, rows, stretch))
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
