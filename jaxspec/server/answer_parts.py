@@ -10,7 +10,7 @@ from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.model import ServedModel
 from jaxspec.server.running import RequestBatch
 from jaxspec.text.answer_parser import AnswerFormat, AnswerParser
-from jaxspec.text.answer_reader import Arguments, CallStart, Content, Event, Reasoning, merged
+from jaxspec.text.answer_reader import Arguments, CallStart, Content, Event, Reasoning
 
 
 class PartKind(Enum):
@@ -66,8 +66,8 @@ class AnswerParts:
 
     def add(self, update: Update) -> list[Change]:
         """What an update changes. Of two parts that follow each other, the first ends before the second begins."""
-        events, changes = self._parser.add(update.text), []
-        for event in events if update.output is None else merged([*events, *self._parser.finish()]):
+        changes: list[Change] = []
+        for event in self._parser.add(update.text, is_last=update.output is not None):
             kind = _KINDS[type(event)]
             if not self._is_open or isinstance(event, CallStart) or self.parts[-1].kind is not kind:
                 changes += self._end()

@@ -11,7 +11,7 @@ from jaxspec.server.errors import REQUEST_ID, add_handlers
 from jaxspec.server.info_api import info_routes
 from jaxspec.server.messages_api import messages_routes
 from jaxspec.server.metrics import RequestCollector, StepTimes, add_metrics
-from jaxspec.server.middleware import KeyCheck, OriginCheck, RequestIds
+from jaxspec.server.middleware import AccessCheck, RequestIds
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_api import openai_routes
 from jaxspec.server.playground import playground_routes
@@ -96,8 +96,7 @@ def create_app(
     app = Application(running, settings, model.context_length)
     add_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=most_bytes(model.context_length))  # the last one added sees a request first
-    app.add_middleware(KeyCheck, settings=settings)
-    app.add_middleware(OriginCheck, allowed=settings.allowed_origins)
+    app.add_middleware(AccessCheck, settings=settings)
     app.add_middleware(RequestIds)
     if settings.allowed_origins:
         app.add_middleware(

@@ -1,6 +1,7 @@
 """The responses of /v1/chat/completions: thinking, content and tool calls, as a message or in pieces."""
 
 import uuid
+from collections import defaultdict
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.logprobs import ChatLogprobs, chat_logprobs
@@ -10,7 +11,7 @@ from jaxspec.server.openai_responses import Choice, OpenAIBuilder, OpenAIEvent, 
 from jaxspec.server.responses import ResponseModel
 from jaxspec.server.running import RequestBatch
 from jaxspec.text.answer_parser import Answer, AnswerParser
-from jaxspec.text.answer_reader import Arguments, CallStart, Content, Reasoning, merged
+from jaxspec.text.answer_reader import Arguments, CallStart, Content, Reasoning
 
 
 class CalledFunction(ResponseModel):
@@ -78,14 +79,13 @@ class ChatBuilder(OpenAIBuilder):
 
     def __init__(self, model: ServedModel, body: ChatRequest, batch: RequestBatch):
         super().__init__(model, body, batch)
-        self._parsers: dict[int, AnswerParser] = {}
+        self._parsers = defaultdict[int, AnswerParser](lambda: AnswerParser(batch.answer))
         self._has_calls: set[int] = set()
         """Choices that call a tool."""
         self._leaves_reasoning_out = body.include_reasoning is False
 
     def choice(self, index: int, output: GenerationOutput) -> Choice:
-        parser = AnswerParser(self._batch.answer)
-        answer = Answer.of([*parser.add(output.text), *parser.finish()])
+        answer = Answer.of(AnswerParser(self._batch.answer).add(output.text, is_last=True))
         message = ChatMessage(role="assistant", content=answer.content or (None if answer.calls else ""), refusal=None)
         if answer.reasoning and not self._leaves_reasoning_out:
             message.reasoning_content = answer.reasoning
@@ -101,27 +101,22 @@ class ChatBuilder(OpenAIBuilder):
         return ChatDeltaChoice(index=index, delta=ChatDelta(content=""), logprobs=None, finish_reason=None)
 
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
-        deltas = self._deltas(index, update)
-        if update.logprobs and not deltas:
-            deltas.append(ChatDelta(content=""))
-        pieces = [ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None) for delta in deltas]
+        first = [ChatDelta(role="assistant", content="")] if is_first else []
+        deltas = self._deltas(index, update) or ([ChatDelta(content="")] if update.logprobs else [])
+        last = [] if update.output is None else [ChatDelta()]
+        pieces = [
+            ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None) for delta in (*first, *deltas, *last)
+        ]
         if update.logprobs:
-            pieces[0].logprobs = chat_logprobs(self._model, update.logprobs)
-        if is_first:
-            delta = ChatDelta(role="assistant", content="")
-            pieces.insert(0, ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None))
+            pieces[len(first)].logprobs = chat_logprobs(self._model, update.logprobs)
         if update.output is not None:
-            finish_reason = self._finish_reason(index, update.output)
-            pieces.append(ChatDeltaChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish_reason))
+            pieces[-1].finish_reason = self._finish_reason(index, update.output)
         return [*pieces]
 
     def _deltas(self, index: int, update: Update) -> list[ChatDelta]:
         """What an update adds to the parts of a choice."""
-        if index not in self._parsers:
-            self._parsers[index] = AnswerParser(self._batch.answer)
-        parser, deltas = self._parsers[index], []
-        events = parser.add(update.text)
-        for event in events if update.output is None else merged([*events, *parser.finish()]):
+        deltas = []
+        for event in self._parsers[index].add(update.text, is_last=update.output is not None):
             match event:
                 case Content(text):
                     deltas.append(ChatDelta(content=text))

@@ -14,6 +14,9 @@ THINKING = "enable_thinking"
 
 def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
     """The batch of a chat. Raises ApiError in the words of the client, whose names differ from the chat's."""
+    if chat.speculative is not None and chat.speculative.trace:
+        message = "speculative.trace is not supported in this endpoint: use /v1/chat/completions"
+        raise ApiError(400, message, param="speculative.trace")
     try:
         return chat_batch(chat, model)
     except ApiError as error:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.stats import EngineStats
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
@@ -170,32 +169,15 @@ class ShortLoad(ResponseModel):
     """Slots of the cache in use."""
 
 
-class Counted:
-    """The engine's stats since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads
-    averages after it."""
-
-    def __init__(self, engine: EngineThread):
-        self._engine = engine
-        self.restart()
-
-    def restart(self) -> None:
-        """Begins to count anew."""
-        self._before = self._engine.stats
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counters since then, and the load as it is now."""
-        return self._engine.stats.since(self._before)
-
-
 def info_routes(
     running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes
 ) -> tuple[APIRouter, APIRouter]:  # fmt: skip
     """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
-    probe, counted = HealthProbe(engine), Counted(engine)
-    ok = HealthResponse(status="ok")
+    probe, ok = HealthProbe(engine), HealthResponse(status="ok")
+    flushed = engine.stats
+    """As they were at the last flush. SGLang's benchmark flushes the cache before a run, and reads averages after it."""
 
     @router.get("/health", responses=success(HealthResponse))
     @router.get("/ready", responses=success(HealthResponse))
@@ -229,7 +211,7 @@ def info_routes(
         """Settings (with the admin key), state, and averages since the cache was flushed."""
         shown = settings.shown if request.state.is_admin else {}
         visible = {name: without_directory(value) for name, value in shown.items()}
-        return json_response(describe_server(counted.stats, engine.is_healthy, model, steps, visible))
+        return json_response(describe_server(engine.stats.since(flushed), engine.is_healthy, model, steps, visible))
 
     @router.get("/get_load", responses=success(list[ShortLoad]))
     async def get_load() -> Response:
@@ -247,7 +229,7 @@ def info_routes(
     @router.get("/loads", responses=success(LoadsResponse))
     async def loads() -> Response:
         """The server's load, for routers."""
-        return json_response(describe_load(counted.stats))
+        return json_response(describe_load(engine.stats.since(flushed)))
 
     @control.post("/abort_request", responses=success(AbortResponse) | failures(415), openapi_extra=documented(AbortRequest))
     async def abort_request(body: Annotated[AbortRequest, Depends(JsonBody(AbortRequest))], request: Request) -> Response:
@@ -265,8 +247,9 @@ def info_routes(
     async def flush_cache(_timeout: Annotated[float, Query(alias="timeout", ge=0, le=MAX_TIMEOUT)] = 0) -> Response:
         """Forgets all cached prefixes and restarts the averages. Needs the admin key. SGLang waits up to `timeout` seconds for
         running requests; here they are not affected, so there is nothing to wait for."""
+        nonlocal flushed
         await asyncio.wrap_future(engine.call(lambda owned: owned.flush_cache()))
-        counted.restart()
+        flushed = engine.stats
         return PlainTextResponse("Cache flushed.\n")
 
     return router, control

@@ -11,9 +11,9 @@ from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, G
 from jaxspec.server.errors import ApiError
 from jaxspec.server.messages_requests import MessagesRequest
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import AnthropicErrorResponse, ResponseModel
+from jaxspec.server.responses import AnthropicErrorResponse, ResponseModel, TypedEvent
 from jaxspec.server.running import RequestBatch
-from jaxspec.server.streaming import TypedEvent
+from jaxspec.server.streaming import ResponseBuilder
 
 
 class AnswerBlock(ResponseModel):
@@ -83,8 +83,10 @@ class TokenCounted(ResponseModel):
     input_tokens: int
 
 
-class MessagesBuilder:
+class MessagesBuilder(ResponseBuilder):
     """Builds the answer to one request."""
+
+    stream_end = ""
 
     def __init__(self, model: ServedModel, body: MessagesRequest, batch: RequestBatch):
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -96,7 +98,7 @@ class MessagesBuilder:
         [output] = outputs
         self._parts.add(as_update(output))
         reason, sequence = self._stop(output)
-        return self._response([whole_block(part) for part in self._parts.parts], reason, sequence, usage_of(output))
+        return self._response([block_of(part, part.text) for part in self._parts.parts], reason, sequence, usage_of(output))
 
     def events(self, _index: int, update: Update) -> list[MessagesEvent]:
         events = []
@@ -107,7 +109,7 @@ class MessagesBuilder:
         for change in self._parts.add(update):
             match change:
                 case Begun(number, part):
-                    events.append(MessagesEvent(type="content_block_start", index=number, content_block=empty_block(part)))
+                    events.append(MessagesEvent(type="content_block_start", index=number, content_block=block_of(part)))
                 case Grown(number, part, piece):
                     events.append(MessagesEvent(type="content_block_delta", index=number, delta=delta_of(part, piece)))
                 case Ended(number, _):
@@ -118,9 +120,6 @@ class MessagesBuilder:
             events.append(MessagesEvent(type="message_delta", delta=end, usage=usage_of(update.output)))
             events.append(MessagesEvent(type="message_stop"))
         return events
-
-    def last_events(self) -> list[MessagesEvent]:
-        return []
 
     def failure(self, error: ApiError) -> AnthropicErrorResponse:
         return error.anthropic_report
@@ -150,28 +149,16 @@ class MessagesBuilder:
         )
 
 
-def empty_block(part: AnswerPart) -> AnswerBlock:
-    """A block that begins."""
+def block_of(part: AnswerPart, text: str = "") -> AnswerBlock:
+    """A part with its text, or as it begins."""
     match part.kind:
         case PartKind.TEXT:
-            return AnswerBlock(type="text", text="")
+            return AnswerBlock(type="text", text=text)
         case PartKind.THINKING:
-            return AnswerBlock(type="thinking", thinking="", signature="")
+            return AnswerBlock(type="thinking", thinking=text, signature="")
         case PartKind.CALL:
-            return AnswerBlock(type="tool_use", id=f"toolu_{uuid.uuid4().hex[:24]}", name=part.name, input={})
-
-
-def whole_block(part: AnswerPart) -> AnswerBlock:
-    """A block that has ended."""
-    block = empty_block(part)
-    match part.kind:
-        case PartKind.TEXT:
-            block.text = part.text
-        case PartKind.THINKING:
-            block.thinking = part.text
-        case PartKind.CALL:
-            block.input = arguments_of(part.text)
-    return block
+            call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+            return AnswerBlock(type="tool_use", id=call_id, name=part.name, input=arguments_of(text))
 
 
 def arguments_of(text: str) -> dict[str, Any]:

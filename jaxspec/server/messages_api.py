@@ -9,21 +9,14 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from jaxspec.server.bodies import JsonBody, documented
-from jaxspec.server.chat_translation import translated_names
+from jaxspec.server.chat_translation import translated_batch, translated_names
 from jaxspec.server.errors import ANTHROPIC
 from jaxspec.server.messages_answers import MessagesBuilder, MessagesResponse, TokenCounted
-from jaxspec.server.messages_requests import (
-    CLIENT_NAMES,
-    CountTokensRequest,
-    MessagesRequest,
-    as_chat,
-    count_tokens,
-    messages_batch,
-)
+from jaxspec.server.messages_requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, as_chat, count_tokens
 from jaxspec.server.model import ServedModel
 from jaxspec.server.responses import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
 from jaxspec.server.running import RunningRequests
-from jaxspec.server.streaming import TYPED, respond
+from jaxspec.server.streaming import respond
 from jaxspec.server.tokenize_api import THREADS
 
 ANSWERS = success_or_stream(MessagesResponse, "each a typed event of Anthropic's", "") | failures(
@@ -41,9 +34,9 @@ def messages_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     async def messages(body: Annotated[MessagesRequest, Depends(JsonBody(MessagesRequest))], request: Request) -> Response:
         """The next turn of a conversation."""
         chat = await request.state.run(partial(as_chat, body, model))
-        prepare, build = partial(messages_batch, chat, model), partial(MessagesBuilder, model, body)
+        prepare, build = partial(translated_batch, chat, model, CLIENT_NAMES), partial(MessagesBuilder, model, body)
         names = translated_names(chat, CLIENT_NAMES)
-        return await respond(running, request, prepare, build, names, stream=body.stream, notation=TYPED)
+        return await respond(running, request, prepare, build, names, stream=body.stream)
 
     @router.post(f"{ANTHROPIC}/count_tokens", responses=COUNTS, openapi_extra=documented(CountTokensRequest))
     async def count(body: Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]) -> Response:

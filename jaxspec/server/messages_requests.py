@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from jaxspec.server.chat_translation import THINKING, thinking_options, translated_batch
+from jaxspec.server.chat_translation import THINKING, thinking_options
 from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
 from jaxspec.server.errors import ApiError, restated
 from jaxspec.server.fields import (
@@ -21,7 +21,6 @@ from jaxspec.server.messages_input import AnthropicMessages, CacheControl, TextO
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral
 from jaxspec.server.openai_requests import ChatRequest, chat_prompt
-from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, fields_of
 from jaxspec.server.speculation import SpeculativeOptions
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
@@ -149,7 +148,10 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         raise ApiError(400, "messages: the last one calls tools: send their results after it", param="messages")
     choice, asked = body.tool_choice, None if body.output_config is None else body.output_config.format
     schema = None if asked is None else JsonSchemaFormat.model_construct(schema=asked.schema_)
-    own = _own_fields(body) if isinstance(body, MessagesRequest) else {}
+    own: dict[str, Any] = {}
+    if isinstance(body, MessagesRequest):
+        names = ("max_tokens", "temperature", "stream", "priority", "speculative", "request_id", *SAMPLING)
+        own = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
     return ChatRequest.model_construct(  # of what was checked
         model=body.model,
         messages=messages,
@@ -161,15 +163,6 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         chat_template_kwargs=template_options(body, model) or None,
         **own,
     )
-
-
-def _own_fields(body: MessagesRequest) -> dict[str, Any]:
-    """Those that a count does not have. Raises ApiError."""
-    if body.speculative is not None and body.speculative.trace:
-        message = "speculative.trace is not supported in this endpoint: use /v1/chat/completions"
-        raise ApiError(400, message, param="speculative.trace")
-    names = ("max_tokens", "temperature", "stream", "priority", "speculative", "request_id", *SAMPLING)
-    return {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
 
 
 def _tool(tool: AnthropicTool) -> Tool:
@@ -197,11 +190,6 @@ def template_options(body: CountTokensRequest, model: ServedModel) -> dict[str, 
         message = f"chat_template_kwargs can't set {THINKING} together with thinking"
         raise ApiError(400, message, param="chat_template_kwargs")
     return {**given, **thinking_options(asked.type == "enabled", model, "thinking")}
-
-
-def messages_batch(chat: ChatRequest, model: ServedModel) -> RequestBatch:
-    """Token ids and sampling parameters. Raises ApiError, naming the field at fault."""
-    return translated_batch(chat, model, CLIENT_NAMES)
 
 
 def count_tokens(body: CountTokensRequest, model: ServedModel) -> int:

@@ -1,5 +1,5 @@
-"""Middleware: the name, the origin and the key of every request. From the outside in: RequestIds, OriginCheck,
-KeyCheck, BodyLimit (bodies.py)."""
+"""Middleware: the name, the origin and the key of every request. From the outside in: RequestIds, AccessCheck, BodyLimit
+(bodies.py)."""
 
 import hmac
 import uuid
@@ -63,28 +63,39 @@ def is_request_id(text: str) -> bool:
     return 1 <= len(text) <= MAX_NAME and text.isascii() and text.isprintable()
 
 
-class OriginCheck:
-    """Middleware that refuses what a browser sends for a web page of another origin, except for opening public pages.
+class AccessCheck:
+    """Middleware that refuses requests by their origin and their key before the body is read, and sets `request.state.is_admin`.
 
-    Such a page can't read responses, as there are no CORS headers, but its requests could have effects: browsers send
-    `GET /flush_cache` without a CORS preflight.
-    Pages of the allowed origins may do everything.
+    What a browser sends for a web page of another origin, which is not allowed in the settings, may only open public pages. Such a
+    page can't read responses, as there are no CORS headers, but its requests could have effects: browsers send `GET /flush_cache`
+    without a CORS preflight.
+    Without keys in the settings every client may do everything; by default the server listens on loopback only.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str] = ()):
-        self._app, self._allowed = app, allowed
+    def __init__(self, app: ASGIApp, settings: ServerSettings):
+        self._app, self._origins = app, settings.allowed_origins
+        keys = [key for key in (settings.api_key, settings.admin_api_key) if key is not None]
+        self._is_open = settings.api_key is None
+        self._keys = [_digest(key.encode()) for key in keys]
+        self._admin_keys = self._keys[-1:]  # admin_api_key, else api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # such as a start that Ray announces
-            await self._app(scope, receive, send)
-            return
-        opens_public_page = scope["method"] == "GET" and path_of(scope) in PUBLIC
-        is_allowed = ANY in self._allowed or Headers(scope=scope).get("origin") in self._allowed
-        if opens_public_page or is_allowed or not is_from_elsewhere(Headers(scope=scope)):
-            await self._app(scope, receive, send)
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:  # else: such as a start that Ray announces
+            await refusal.response_to(scope)(scope, receive, send)
         else:
-            message = "this request comes from a web page of another origin, which this server does not allow"
-            await ApiError(403, message).response_to(scope)(scope, receive, send)
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers, is_public = Headers(scope=scope), path_of(scope) in PUBLIC
+        is_allowed = ANY in self._origins or headers.get("origin") in self._origins
+        if not (is_allowed or (is_public and scope["method"] == "GET")) and is_from_elsewhere(headers):
+            return ApiError(403, "this request comes from a web page of another origin, which this server does not allow")
+        given = [_digest(key) for key in _keys_in(scope["headers"])]
+        scope.setdefault("state", {})["is_admin"] = not self._keys or _any_equal(given, self._admin_keys)
+        if self._is_open or is_public or _any_equal(given, self._keys):
+            return None
+        problem = "the API key is wrong" if given else "this server asks for an API key"
+        return _invalid_key(f"{problem}: {SEND_KEY}")
 
 
 def is_from_elsewhere(headers: Headers) -> bool:
@@ -93,32 +104,6 @@ def is_from_elsewhere(headers: Headers) -> bool:
         return site not in ("same-origin", "none")
     source = headers.get("origin") or headers.get("referer")
     return source is not None and source.partition("://")[2].partition("/")[0] != headers.get("host")
-
-
-class KeyCheck:
-    """Middleware that refuses requests without a valid key before their body is read, and sets `request.state.is_admin`.
-
-    Without keys in the settings every client may do everything; by default the server listens on loopback only.
-    """
-
-    def __init__(self, app: ASGIApp, settings: ServerSettings):
-        self._app = app
-        keys = [key for key in (settings.api_key, settings.admin_api_key) if key is not None]
-        self._is_open = settings.api_key is None
-        self._keys = [_digest(key.encode()) for key in keys]
-        self._admin_keys = self._keys[-1:]  # admin_api_key, else api_key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = [_digest(key) for key in _keys_in(scope["headers"])]
-        scope.setdefault("state", {})["is_admin"] = not self._keys or _any_equal(given, self._admin_keys)
-        if not (self._is_open or path_of(scope) in PUBLIC or _any_equal(given, self._keys)):
-            problem = "the API key is wrong" if given else "this server asks for an API key"
-            await _invalid_key(f"{problem}: {SEND_KEY}").response_to(scope)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 def admin_only(request: Request) -> None:

@@ -29,7 +29,7 @@ OPENAI = (
     | each("return_hidden_states return_routed_experts return_cached_tokens_details return_weight_versions", False)
     | each("return_token_offsets use_beam_search", False)
     | each("routed_experts_start_len routed_experts_prompt_start", 0)
-    | each("bad_words", [])
+    | each("bad_words stop_regex", [])
     | each("length_penalty", 1.0, 1)
     | each("spaces_between_special_tokens", True)
     | each("mm_payload", "tensors")

@@ -1,16 +1,15 @@
 """What the responses of OpenAI's completions and chat completions share, whole and streamed."""
 
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from time import time
 from typing import Any, ClassVar
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.errors import ApiError
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_requests import OpenAIRequest, StreamOptions
-from jaxspec.server.responses import ErrorResponse, ResponseModel
+from jaxspec.server.responses import ResponseModel
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.speculation import (
     SglangSpeculation,
@@ -20,6 +19,7 @@ from jaxspec.server.speculation import (
     speculative_trace,
     vllm_speculation,
 )
+from jaxspec.server.streaming import ResponseBuilder
 
 
 class TokenCounts(ResponseModel):
@@ -75,7 +75,7 @@ class OpenAIEvent(ResponseModel):
     """With speculative.trace."""
 
 
-class OpenAIBuilder(ABC):
+class OpenAIBuilder(ResponseBuilder):
     """Builds the response to one request; completions and chat completions differ in their choices only."""
 
     id_prefix: ClassVar[str]
@@ -142,9 +142,6 @@ class OpenAIBuilder(ABC):
             return []
         statistics = self._statistics([self._outputs[index] for index in sorted(self._outputs)])
         return [self._event(self.event_type, self.event_object, [], **statistics)]
-
-    def failure(self, error: ApiError) -> ErrorResponse:
-        return error.report
 
     def _event(self, kind: type[OpenAIEvent], name: str, choices: list[Choice], **more: Any) -> OpenAIEvent:
         return kind(id=self.id, object=name, created=self._created, model=self._model.name, choices=choices, **more)

@@ -16,6 +16,12 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=(), use_attribute_docstrings=True)
 
 
+class TypedEvent(ResponseModel):
+    """An event of a stream whose type is also in a line of its own."""
+
+    type: str
+
+
 class ErrorDetail(ResponseModel):
     """An error, in OpenAI's terms."""
 
@@ -41,7 +47,7 @@ class AnthropicErrorDetail(ResponseModel):
     message: str
 
 
-class AnthropicErrorResponse(ResponseModel):
+class AnthropicErrorResponse(TypedEvent):
     """Every failure of Anthropic's endpoints."""
 
     type: str

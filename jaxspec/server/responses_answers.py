@@ -25,12 +25,15 @@ from jaxspec.server.responses_objects import (
 )
 from jaxspec.server.responses_requests import FlatNamedTool, ResponsesRequest
 from jaxspec.server.running import RequestBatch
+from jaxspec.server.streaming import ResponseBuilder
 
 SHOWN_OF_TOOLS = {"type", "name", "description", "parameters", "strict"}
 
 
-class ResponsesBuilder:
+class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request."""
+
+    stream_end = ""
 
     def __init__(self, model: ServedModel, body: ResponsesRequest, batch: RequestBatch):
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time())
@@ -59,9 +62,6 @@ class ResponsesBuilder:
             response = self._ended(update.output)
             events.append(self._event(f"response.{response.status}", response=response))
         return events
-
-    def last_events(self) -> list[ResponsesEvent]:
-        return []
 
     def failure(self, error: ApiError) -> ResponsesEvent:
         failure = ResponsesFailure(
@@ -163,7 +163,8 @@ class ResponsesBuilder:
     def _response(self, status: str, **more: Any) -> ResponsesResponse:
         body, params, choice = self._body, self._batch.prompts[0].params, self._body.tool_choice
         asked = None if body.text is None else body.text.format
-        shown = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+        shown = {"type": "text" if asked is None else asked.type}
+        shown |= {} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
         fields: dict[str, Any] = {"usage": None, "incomplete_details": None, "error": None} | more
         return ResponsesResponse(
             id=self._id,

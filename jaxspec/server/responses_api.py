@@ -14,7 +14,7 @@ from jaxspec.server.responses_answers import ResponsesBuilder
 from jaxspec.server.responses_objects import ResponsesResponse
 from jaxspec.server.responses_requests import CLIENT_NAMES, ResponsesRequest, as_chat, responses_batch
 from jaxspec.server.running import RunningRequests
-from jaxspec.server.streaming import TYPED, respond
+from jaxspec.server.streaming import respond
 
 ANSWERS = success_or_stream(ResponsesResponse, "each a typed event of the Responses API", "") | failures(404, 415, 504)
 
@@ -29,6 +29,6 @@ def responses_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
         chat = await request.state.run(partial(as_chat, body, model))
         prepare, build = partial(responses_batch, chat, model), partial(ResponsesBuilder, model, body)
         names = translated_names(chat, CLIENT_NAMES)
-        return await respond(running, request, prepare, build, names, stream=body.stream, notation=TYPED)
+        return await respond(running, request, prepare, build, names, stream=body.stream)
 
     return router

@@ -5,8 +5,7 @@ from typing import Any
 from pydantic import SkipValidation
 
 from jaxspec.server.logprobs import ChatEntry
-from jaxspec.server.responses import ResponseModel
-from jaxspec.server.streaming import TypedEvent
+from jaxspec.server.responses import ResponseModel, TypedEvent
 
 
 class OutputPart(ResponseModel):

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from jaxspec.server.chat_translation import thinking_options, translated_batch
 from jaxspec.server.conversations import MAX_TOOLS, ToolName
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import LogprobCount, Only, RequestModel, Schema, TemplateOptions, TokenCount, described_as
+from jaxspec.server.fields import LogprobCount, Only, RequestModel, TemplateOptions, TokenCount, described_as
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import RESPONSES, each, neutral
 from jaxspec.server.openai_requests import ChatRequest, OpenAIRequest
@@ -54,16 +54,10 @@ type FlatToolChoice = Annotated[
 ]
 
 
-class TextFormat(RequestModel):
-    """What the text must follow."""
+class TextFormat(JsonSchemaFormat):
+    """What the text must follow; the schema with type json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Schema | None = Field(default=None, alias="schema")
-    """With type json_schema. None: any JSON object."""
-    strict: bool | None = None
-    """Accepted without effect: the text always fits the schema."""
 
 
 @neutral(each("verbosity", "medium"))
@@ -128,21 +122,16 @@ class ResponsesRequest(OpenAIRequest):
     stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
 
 
-SHARED = [name for name in OpenAIRequest.model_fields if name not in ("stream_options", *RESPONSES)]
+SHARED = [name for name in OpenAIRequest.model_fields if name not in RESPONSES]
 """Fields that mean the same in a chat."""
 
 
 def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
     """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
     check_repeated(body)
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-    if body.speculative is not None and body.speculative.trace:
-        message = "speculative.trace is not supported in this endpoint: use /v1/chat/completions"
-        raise ApiError(400, message, param="speculative.trace")
     thinks = False if body.reasoning is not None and body.reasoning.effort == "none" else None
     options = thinking_options(thinks, model, "reasoning.effort") | (body.chat_template_kwargs or {})
-    choice = body.tool_choice
+    choice, asked = body.tool_choice, None if body.text is None else body.text.format
     return ChatRequest.model_construct(  # of what was checked
         **{name: getattr(body, name) for name in SHARED},
         messages=messages_of(body.input, body.instructions),
@@ -152,7 +141,7 @@ def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
         if isinstance(choice, FlatNamedTool)
         else choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=response_format(body.text.format if body.text is not None else None),
+        response_format=None if asked is None else ResponseFormat(type=asked.type, json_schema=asked),
         chat_template_kwargs=options or None,
         logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
@@ -168,16 +157,6 @@ def check_repeated(body: ResponsesRequest) -> None:
         except ValueError:
             message = f"{name} can't be repeated in the response: it is nested too deeply, or holds half of a surrogate pair"
             raise ApiError(400, message, param=name) from None
-
-
-def response_format(asked: TextFormat | None) -> ResponseFormat | None:
-    """The same as a chat has it."""
-    if asked is None:
-        return None
-    if asked.type != "json_schema":
-        return ResponseFormat(type=asked.type)
-    schema = JsonSchemaFormat.model_construct(name=asked.name, schema=asked.schema_, strict=asked.strict)
-    return ResponseFormat(type="json_schema", json_schema=schema)
 
 
 def responses_batch(chat: ChatRequest, model: ServedModel) -> RequestBatch:

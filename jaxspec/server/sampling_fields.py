@@ -12,7 +12,6 @@ from jaxspec.server.fields import (
     MAX_INT,
     AllowedTokenIds,
     LogitBias,
-    Only,
     RequestModel,
     Schema,
     StringOrStrings,
@@ -60,8 +59,6 @@ def fields_of(names: Mapping[str, str]) -> dict[str, Any]:
 class SamplingFields(RequestModel):
     """The parameters are added at run time."""
 
-    stop_regex: Annotated[Any, Only([])] = None
-
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -78,7 +75,6 @@ class SglangSamplingFields(SamplingFields): ...
 def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:
     """SamplingParams from the fields that were given (not None). Raises ApiError, in the client's words."""
     try:
-        params = SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+        return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     except ValueError as error:
         raise refused(error, client_names) from None
-    return params

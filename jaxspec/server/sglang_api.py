@@ -33,7 +33,7 @@ from jaxspec.server.fields import (
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
 from jaxspec.server.neutral_fields import GENERATE, each, neutral
-from jaxspec.server.responses import ErrorResponse, ResponseModel, failures, success_or_stream
+from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
@@ -44,7 +44,7 @@ from jaxspec.server.speculation import (
     sglang_speculation,
     speculative_trace,
 )
-from jaxspec.server.streaming import respond
+from jaxspec.server.streaming import ResponseBuilder, respond
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
@@ -57,7 +57,7 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-@neutral(each("spaces_between_special_tokens", True))
+@neutral(each("spaces_between_special_tokens", True) | each("stop_regex", []))
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
@@ -247,7 +247,7 @@ class _Progress:
         self.logprobs += update.logprobs or ()
 
 
-class GenerateBuilder:
+class GenerateBuilder(ResponseBuilder):
     """Builds the response to one request."""
 
     def __init__(self, model: ServedModel, body: GenerateRequest, request_id: str, started: float, batch: RequestBatch):
@@ -283,12 +283,6 @@ class GenerateBuilder:
         if not self._is_single:
             event.index = index
         return [event]
-
-    def last_events(self) -> list[GenerateEvent]:
-        return []
-
-    def failure(self, error: ApiError) -> ErrorResponse:
-        return error.report
 
     def _finished(self, index: int, output: GenerationOutput) -> GenerateResponse:
         meta_info = MetaInfo(

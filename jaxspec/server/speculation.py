@@ -52,15 +52,6 @@ def _compiled(tree: TreeShape, model: ServedModel) -> TreeShape:
     return tree
 
 
-def wants_trace(options: SpeculativeOptions | None, *, stream: bool | None, completions: int) -> bool:
-    """Whether the stream shows its trees. Raises ApiError if this kind of request can't show them."""
-    if options is None or not options.trace:
-        return False
-    if not stream or completions != 1:
-        raise ApiError(400, "speculative.trace needs stream to be true, one prompt and n = 1", param="speculative.trace")
-    return True
-
-
 class AsksForDrafts(Protocol):
     """The fields of a request's body that all its completions share."""
 
@@ -74,7 +65,9 @@ def requests_of(
     body: AsksForDrafts, model: ServedModel, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], n: int | None
 ) -> list[GenerationRequest]:
     """A request for each prompt, with its parameters, of which `n` completions are wanted. Raises ApiError, naming the field."""
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (n or 1))
+    trace = body.speculative is not None and bool(body.speculative.trace)
+    if trace and (not body.stream or len(prompts) * (n or 1) != 1):
+        raise ApiError(400, "speculative.trace needs stream to be true, one prompt and n = 1", param="speculative.trace")
     tree = chosen_tree(body.speculative, model)
     return [
         GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)

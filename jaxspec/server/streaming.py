@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
@@ -15,55 +16,39 @@ from jaxspec.engine.driver import EngineError
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
-from jaxspec.server.responses import AnthropicErrorResponse, ResponseModel, json_response, to_json
+from jaxspec.server.responses import TypedEvent, json_response, to_json
 from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start, without_output
 
 logger = logging.getLogger(__name__)
 
 
-class ResponseBuilder(Protocol):
+class ResponseBuilder(ABC):
     """Builds the response to one HTTP request, whole or as the events of a stream."""
 
+    stream_end: ClassVar[str] = "data: [DONE]\n\n"
+    """What comes after the last event."""
+
+    @abstractmethod
     def whole(self, outputs: Sequence[GenerationOutput]) -> BaseModel | Sequence[BaseModel]:
         """The response in one piece."""
 
+    @abstractmethod
     def events(self, index: int, update: Update) -> Sequence[BaseModel]:
         """The events for an update of completion `index`."""
 
     def last_events(self) -> Sequence[BaseModel]:
         """The events after the last update."""
+        return ()
 
     def failure(self, error: ApiError) -> BaseModel:
         """The event that tells of a failure, after which nothing comes."""
+        return error.report
 
 
 def encode(event: BaseModel) -> str:
     """One server-sent event."""
-    return f"data: {to_json(event)}\n\n"
-
-
-class TypedEvent(ResponseModel):
-    """An event whose type is also in a line of its own."""
-
-    type: str
-
-
-def encode_typed(event: BaseModel) -> str:
-    """One server-sent event, with its type."""
-    assert isinstance(event, TypedEvent | AnthropicErrorResponse)
-    return f"event: {event.type}\n{encode(event)}"
-
-
-class Notation(NamedTuple):
-    """How a stream is written."""
-
-    encode: Callable[[BaseModel], str]
-    end: str
-    """What comes after the last event."""
-
-
-UNTYPED = Notation(encode, "data: [DONE]\n\n")
-TYPED = Notation(encode_typed, "")
+    kind = f"event: {event.type}\n" if isinstance(event, TypedEvent) else ""
+    return f"{kind}data: {to_json(event)}\n\n"
 
 
 class EventStream(StreamingResponse):
@@ -71,16 +56,16 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, builder: ResponseBuilder, notation: Notation = UNTYPED):
-        self._generation, self._builder, self._notation = generation, builder, notation
+    def __init__(self, generation: Generation, builder: ResponseBuilder):
+        self._generation, self._builder = generation, builder
         self._index_of = {request_id: index for index, request_id in enumerate(generation.request_ids)}
         self._first: Sequence[BaseModel] = ()
         super().__init__(self._lines(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     @classmethod
-    async def open(cls, generation: Generation, builder: ResponseBuilder, notation: Notation) -> "EventStream":
+    async def open(cls, generation: Generation, builder: ResponseBuilder) -> "EventStream":
         """Waits for the first events, so that a failure before them still gets a status of its own."""
-        stream = cls(generation, builder, notation)
+        stream = cls(generation, builder)
         try:
             while not stream._first:
                 stream._first = stream._events(await anext(generation))
@@ -100,21 +85,20 @@ class EventStream(StreamingResponse):
 
     async def _lines(self) -> AsyncGenerator[str]:
         """The events as lines. A failure becomes an event too, because the status was sent before."""
-        write = self._notation.encode
         try:
             for event in self._first:
-                yield write(event)
+                yield encode(event)
             async for update in self._generation:
                 for event in self._events(update):
-                    yield write(event)
+                    yield encode(event)
             for event in self._builder.last_events():
-                yield write(event)
+                yield encode(event)
         except Exception as error:
             if not isinstance(error, (ApiError, EngineError)):
                 logger.exception("a stream failed")
-            yield write(self._builder.failure(from_engine(error)))
-        if self._notation.end:
-            yield self._notation.end
+            yield encode(self._builder.failure(from_engine(error)))
+        if self._builder.stream_end:
+            yield self._builder.stream_end
 
 
 async def respond(
@@ -125,11 +109,10 @@ async def respond(
     client_names: Mapping[str, str],
     *,
     stream: bool | None,
-    notation: Notation = UNTYPED,
 ) -> Response:
     """Serves a request that generates: prepare it (tokenize, in a thread), start it, build the response.
 
-    `client_names` maps our names of fields to the client's, for errors. `notation`: how the events of a stream are written.
+    `client_names` maps our names of fields to the client's, for errors.
     """
 
     async def work() -> Response:
@@ -137,7 +120,7 @@ async def respond(
         builder = build(batch)
         generation = await start(running, request, batch, client_names)
         if stream:
-            return await EventStream.open(generation, builder, notation)
+            return await EventStream.open(generation, builder)
         outputs = await collect(generation)
         if batch.prompt_only:
             outputs = [without_output(output) for output in outputs]

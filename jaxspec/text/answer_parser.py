@@ -91,19 +91,12 @@ class AnswerParser:
         self._has_parts = form.tool_parser is not None or (form.reasoning is not None and form.thinking is not Thinking.NONE)
         """False: all of the text is content."""
 
-    def add(self, text: str) -> list[Event]:
-        """The events that more text brings."""
+    def add(self, text: str, *, is_last: bool = False) -> list[Event]:
+        """The events that more text brings. `is_last`: no more will come."""
         if not self._has_parts:
             return [Content(text)] if text else []
         self._reader.text += text
-        return self._events()
-
-    def finish(self) -> list[Event]:
-        """Those at the end of the text."""
-        self._reader.has_ended = True
-        return self._events() if self._has_parts else []
-
-    def _events(self) -> list[Event]:
+        self._reader.has_ended = is_last
         found: list[Event] = []
         for event in self._reading:
             if event is None:  # it needs more text

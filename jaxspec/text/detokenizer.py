@@ -1,7 +1,7 @@
 """Tokens to text, as they are generated: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MIN_CONTEXT, _MAX_CONTEXT = 10, 24  # tokens that are decoded again: the text of a token depends on those just before it
@@ -9,7 +9,6 @@ _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this most of the
 _MAX_HALF = 3  # the last bytes may still become a character; decoders show up to this many replacement characters for them
 
 
-@runtime_checkable
 class Decoder(Protocol):
     """The tokenizer method that we use; transformers' tokenizers have it."""
 

@@ -375,7 +375,7 @@ def run(engine: Engine, cases: Sequence[Case]) -> list[Served]:
         preempted |= {each.id for each in admitted if each in engine.scheduler.waiting}
     served = []
     for request in requests:
-        output, parts = request.result(), merged(events[request.id] + parsers[request.id].finish())
+        output, parts = request.result(), merged(events[request.id] + parsers[request.id].add("", is_last=True))
         went_through = {"prefix cache"} if output.cached_tokens else set[str]()
         went_through |= {"preemption"} if request.id in preempted else set()
         said = output.token_ids, output.text, output.finish_reason, output.matched_stop, output.error, parts

@@ -106,7 +106,7 @@ TEXTS = {
 def test_what_is_allowed_is_what_is_read(name: str):
     form, tools, text = TOOL_FORMATS[name], {"f": F, "g": G}, TEXTS[name]
     parser = AnswerParser(AnswerFormat(tool_parser=form.read, tools=tools))
-    assert Answer.of([*parser.add(text), *parser.finish()]) == Answer("", "", CALLS)
+    assert Answer.of(parser.add(text, is_last=True)) == Answer("", "", CALLS)
     calls, one = ({"format": form.structures.calls(tools, only_one=only_one)} for only_one in (False, True))
     free = {"format": form.structures.within_text(tools, only_one=False)}
     assert fits(calls, text) and fits(free, text) and fits(free, "Hello.") and not fits(calls, "") and not fits(one, text)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from time import perf_counter
@@ -246,3 +247,11 @@ class FakeEngine:
             accepted_tokens=self._verifications,
             accepted_per_position=(self._verifications, *[0] * (TREE.num_steps - 1)),
         )
+
+
+class SlowEngine(FakeEngine):
+    """Twenty steps a second."""
+
+    def step(self) -> list[Update]:
+        time.sleep(0.05)
+        return super().step()

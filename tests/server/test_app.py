@@ -17,9 +17,8 @@ from jaxspec.server import (
     sglang_api,
     tokenize_api,
 )
-from tests.server.conftest import Client
+from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, USER, Client
 
-USER = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {
     "/v1/models", "/v1/models/{name}", "/v1/completions", "/v1/chat/completions", "/generate",
     "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
@@ -56,7 +55,7 @@ def test_it_knows_every_failure(document: dict[str, Any]):
     assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("path", BODIES)
 def test_it_tells_of_streams_and_deadlines(document: dict[str, Any], path: str):
     responses = document["paths"][path]["post"]["responses"]
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
@@ -113,33 +112,24 @@ def test_responses_are_as_documented(client: Client, model: Any, path: str, body
     assert not undocumented(TypeAdapter(model).validate_json(response.content, strict=True))
 
 
-EVENTS = [
-    (completion_responses.CompletionEvent, "/v1/completions", {"prompt": "x", "logprobs": 1, **SPOKEN}),
-    (chat_responses.ChatEvent, "/v1/chat/completions", {"messages": USER, "logprobs": True, **SPOKEN}),
-    (sglang_api.GenerateEvent, "/generate", {**NATIVE, "return_logprob": True}),
-]
-
-
-TYPED_EVENTS = [
-    (responses_objects.ResponsesEvent, "/v1/responses", ASKED),
-    (messages_answers.MessagesEvent, "/v1/messages", SAID),
-]
-
-
-@pytest.mark.parametrize(("model", "path", "body"), TYPED_EVENTS, ids=[path for _, path, _ in TYPED_EVENTS])
-def test_typed_events_have_no_other_fields(client: Client, model: Any, path: str, body: dict):
-    for event in client.typed_events(path, **body):
-        assert not undocumented(TypeAdapter(model).validate_json(json.dumps(event), strict=True))
-
-
-@pytest.mark.parametrize(("model", "path", "body"), EVENTS, ids=[path for _, path, _ in EVENTS])
+@pytest.mark.parametrize(
+    ("model", "path", "body"),
+    [
+        (completion_responses.CompletionEvent, COMPLETIONS, {"prompt": "x", "logprobs": 1, **SPOKEN}),
+        (chat_responses.ChatEvent, CHAT, {"messages": USER, "logprobs": True, **SPOKEN}),
+        (sglang_api.GenerateEvent, GENERATE, {**NATIVE, "return_logprob": True}),
+        (responses_objects.ResponsesEvent, RESPONSES, ASKED),
+        (messages_answers.MessagesEvent, MESSAGES, SAID),
+    ],
+    ids=BODIES,
+)
 def test_events_have_no_other_fields(client: Client, model: Any, path: str, body: dict):
-    options: dict[str, Any] = {"speculative": {"trace": True}}
-    if path != "/generate":
+    options: dict[str, Any] = {} if path in (RESPONSES, MESSAGES) else {"speculative": {"trace": True}}
+    if path in (COMPLETIONS, CHAT):
         options |= {"stream_options": {"include_usage": True}, "return_token_ids": True, "return_spec_tokens_details": True}
     *events, last = client.events(path, **body, **options)
     assert events
-    whole = sglang_api.GenerateResponse if path == "/generate" else model  # the last event of /generate is a whole response
+    whole = sglang_api.GenerateResponse if path == GENERATE else model  # the last event of /generate is a whole response
     for event, kind in [*((event, model) for event in events), (last, whole)]:
         assert not undocumented(TypeAdapter(kind).validate_json(json.dumps(event), strict=True))
 

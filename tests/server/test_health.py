@@ -12,7 +12,7 @@ from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.health import HealthProbe
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, SlowEngine
 
 
 class Standing(FakeEngine):
@@ -21,14 +21,6 @@ class Standing(FakeEngine):
     def step(self):
         time.sleep(0.02)
         return []
-
-
-class Slow(FakeEngine):
-    """Twenty steps a second."""
-
-    def step(self):
-        time.sleep(0.05)
-        return super().step()
 
 
 def run(fake: FakeEngine, work: Callable[[EngineThread], Coroutine]) -> float:
@@ -69,7 +61,7 @@ def test_one_that_fails_is_known_at_once(crash: Exception | None):
 @pytest.mark.parametrize("room", [1, 2])
 def test_other_requests_tokens_count(room: int):
     """A full queue is not a failure, as long as it moves."""
-    fake = Slow()
+    fake = SlowEngine()
 
     async def work(engine: EngineThread) -> None:
         with await Generation.start(engine, [GenerationRequest((1,), SamplingParams(max_tokens=500))], ["long"]):
@@ -93,7 +85,7 @@ def test_a_full_queue_that_does_not_move():
 
 
 def test_probes_share_one_request():
-    fake = Slow()
+    fake = SlowEngine()
 
     async def work(engine: EngineThread) -> None:
         probe = HealthProbe(engine)

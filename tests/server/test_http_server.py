@@ -7,19 +7,15 @@ import signal
 import socket
 import threading
 import time
-from urllib.parse import urlparse
 
 import httpx
 import pytest
 
-from jaxspec.engine.driver import EngineThread
-from jaxspec.serve import listen, url_of
+from jaxspec.serve import listen
 from jaxspec.server import http_server
-from jaxspec.server.app import create_app
-from jaxspec.server.http_server import HttpServer
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from tests.server.conftest import Client, serving, wait_until
+from tests.server.conftest import Client, ServerThread, served, wait_until
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 GET = b"GET /health HTTP/1.1\r\nHost: test\r\n"
@@ -27,9 +23,8 @@ GET = b"GET /health HTTP/1.1\r\nHost: test\r\n"
 
 def answer_to(client: Client, sent: bytes) -> bytes:
     """Everything that comes until the connection is closed."""
-    url = urlparse(str(client.http.base_url))
     received = b""
-    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+    with client.connect() as connection:
         connection.sendall(sent)
         try:
             while part := connection.recv(65536):
@@ -93,7 +88,7 @@ def test_the_host_of_a_whole_url_counts(client: Client):
 
 
 def test_empty_lines_may_come_before_a_request(client: Client):
-    with connect(client) as connection:
+    with client.connect() as connection:
         for sent in (b"\r\n", b"\r\n\n" + GET + b"connection: close\r\n\r\n"):
             connection.sendall(sent)
             time.sleep(0.1)
@@ -110,11 +105,6 @@ def test_headers_that_come_at_once_are_measured_too(client: Client, rest: bytes)
 POST = b"POST %s HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-def connect(client: Client) -> socket.socket:
-    url = urlparse(str(client.http.base_url))
-    return socket.create_connection((url.hostname, url.port), timeout=20)
-
-
 @pytest.mark.parametrize(
     "sent",
     [
@@ -126,7 +116,7 @@ def connect(client: Client) -> socket.socket:
 def test_headers_must_come_in_time(client: Client, monkeypatch, sent: bytes):
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.5)
     started = time.monotonic()
-    with connect(client) as connection:
+    with client.connect() as connection:
         connection.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(65536):
@@ -138,7 +128,7 @@ def test_a_body_may_take_longer_than_headers(client: Client, monkeypatch):
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.3)
     body = b'{"prompt": "x"}'
     head = POST % (b"/tokenize", len(body))
-    with connect(client) as connection:
+    with client.connect() as connection:
         connection.sendall(head)
         time.sleep(0.6)
         connection.sendall(body)
@@ -148,23 +138,19 @@ def test_a_body_may_take_longer_than_headers(client: Client, monkeypatch):
 def test_unused_connections_make_way_for_new_ones(monkeypatch):
     """Whoever opens connections and says nothing, or never ends a request, keeps nobody out."""
     monkeypatch.setattr(http_server, "MAX_UNUSED", 5)
-    engine, model = FakeEngine(), ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
-    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http, contextlib.ExitStack() as stack:
-        client = Client(http, engine)
-        engine.allow(0)
-        running = stack.enter_context(connect(client))
+    with served() as client, contextlib.ExitStack() as stack:
+        client.engine.allow(0)
+        running = stack.enter_context(client.connect())
         body = b'{"prompt": "x", "max_tokens": 3}'
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-            body
-        )
+        head = POST % (b"/v1/completions", len(body))
         running.sendall(head + body)
-        wait_until(lambda: engine.running == 1)
-        idle = [stack.enter_context(connect(client)) for _ in range(20)]
+        wait_until(lambda: client.engine.running == 1)
+        idle = [stack.enter_context(client.connect()) for _ in range(20)]
         for number, connection in enumerate(idle):
             with contextlib.suppress(OSError):
                 connection.sendall((b"", GET, head, head + body[:5])[number % 4])
-        assert http.get("/health").status_code == 200
-        engine.allow(math.inf)
+        assert client.http.get("/health").status_code == 200
+        client.engine.allow(math.inf)
         assert running.recv(65536).startswith(b"HTTP/1.1 200 ")  # one that runs a request is never closed
         idle[0].settimeout(5)
         with contextlib.suppress(ConnectionResetError):
@@ -181,21 +167,13 @@ def test_websockets_are_not_taken(client: Client):
     assert client.http.get("/health", headers=headers).status_code == 200
 
 
-class Draining:
+class Draining(ServerThread):
     """A server that shuts down while a request runs."""
 
     def __init__(self, shutdown_timeout: float):
-        self.fake, ready = FakeEngine(), threading.Event()
-        self.engine = EngineThread(self.fake)
-        model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
-
-        settings = ServerSettings(shutdown_timeout=shutdown_timeout)
-        self.server = HttpServer(create_app(self.engine, model, settings), self.engine, ready.set)
-        self._listener = listen("127.0.0.1", 0)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
-        self.thread.start()
-        assert ready.wait(20)
-        self.url, self.address = url_of(self._listener), self._listener.getsockname()
+        model, settings = ServedModel("fake", CONTEXT, TREE, byte_tokenizer()), ServerSettings(shutdown_timeout=shutdown_timeout)
+        self.fake = FakeEngine()
+        super().__init__(self.fake, model, settings)
         self.answers: list[httpx.Response] = []
         self.client = threading.Thread(target=self._ask)
 
@@ -203,6 +181,7 @@ class Draining:
         self.answers.append(httpx.post(f"{self.url}/generate", json={"text": "x"}, timeout=20))
 
     def __enter__(self) -> "Draining":
+        super().__enter__()
         self.fake.allow(0)
         self.client.start()
         wait_until(lambda: self.fake.running == 1)
@@ -214,11 +193,9 @@ class Draining:
 
     def __exit__(self, *_: object) -> None:
         self.fake.allow(999)
-        for thread in (self.client, self.thread):
-            thread.join(20)
-            assert not thread.is_alive()
-        self.engine.close()
-        self._listener.close()
+        self.client.join(20)
+        super().__exit__()
+        assert not self.client.is_alive()
 
 
 def test_a_port_is_free_at_once_after_a_server_that_closed_its_connections():
@@ -256,13 +233,9 @@ def test_after_the_time_to_drain_the_rest_gets_an_error():
 
 
 def test_an_idle_server_ends_at_once():
-    draining = Draining(shutdown_timeout=60)
-    started = time.monotonic()
-    draining.server.should_exit = True
-    draining.thread.join(20)
+    with served(ServerSettings(shutdown_timeout=60)):
+        started = time.monotonic()
     assert time.monotonic() - started < 5
-    draining.engine.close()
-    draining._listener.close()
 
 
 class HungUp(Draining):

@@ -2,18 +2,16 @@
 
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.server.info_api import without_directory
 from jaxspec.server.metrics import KEPT_STEPS, StepTimes
-from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.version import own_version
-from tests.server.conftest import Client, serving, wait_until
-from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import Client, served, wait_until
+from tests.server.fakes import CONTEXT, TREE
 from tests.server.test_bad_input import refusal
 
 HEALTH = ["/health", "/ready", "/ping"]
@@ -119,9 +117,8 @@ def test_settings_and_trees():
         "speculative_draft_model_path": "../heads/eagle",
         "mem_fraction_static": 0.8,
     }
-    model = ServedModel("my-model", CONTEXT, trees[0], byte_tokenizer(), trees=trees)
-    with serving(FakeEngine(), model, ServerSettings(shown=shown)) as url:
-        response = httpx.get(f"{url}/server_info")
+    with served(ServerSettings(shown=shown), name="my-model", tree=trees[0], trees=trees) as client:
+        response = client.http.get("/server_info")
     info = response.json()
     assert info["speculative_trees"] == ["5/4/8", "3/1/4", "0/1/1"]
     assert (info["tree"], info["model_path"], info["mem_fraction_static"]) == ("5/4/8", "my-model", 0.8)
@@ -181,15 +178,6 @@ def test_other_methods_are_told_which_there_are(client: Client):
     assert refusal(response, 405) and response.headers["allow"] == "GET, POST"
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [({}, "rid"), ({"abort_all": False}, "rid"), ({"abort_all": 1}, "abort_all"), ({"abort_message": "x"}, "abort_message")],
-)
-def test_what_is_no_abortion(client: Client, body: dict, field: str):
-    assert refusal(client.post("/abort_request", **body), 400)["param"] == field
-
-
 def test_ending_what_is_not_there(client: Client):
     assert client.post("/abort_request", rid="nothing").json() == {"aborted": 0}
     assert client.post("/abort_request", abort_all=True).json() == {"aborted": 0}
-    assert client.http.post("/abort_request", content=b'{"rid": "x"}').status_code == 415

@@ -9,10 +9,9 @@ from jaxspec.engine.request import TokenLogprob
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.logprobs import chat_logprobs, completion_logprobs, prompt_offsets, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel
-from tests.server.conftest import Client
+from tests.server.conftest import USER, Client
 from tests.server.fakes import CONTEXT, TEXT, byte_tokenizer
 
-USER = [{"role": "user", "content": "hi"}]
 A, B = {"A": -0.65}, {"A": -0.65, "B": -0.66}
 HELLO = [-ord(character) / 100 for character in "hello"]
 THE = [-ord(character) / 100 for character in "The"]

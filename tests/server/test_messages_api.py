@@ -1,22 +1,18 @@
 """/v1/messages: the same as a chat completion, in Anthropic's words, whole and streamed."""
 
 import json
-import math
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxspec.server.errors import ApiError
 from jaxspec.server.messages_input import AnthropicMessage, InputBlock
-from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.answer_parser import REASONING_FORMATS
-from jaxspec.text.chat_template import ChatTemplate
-from tests.server.conftest import Client, parsed, serving, wait_until
-from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import CHAT, MESSAGES, USER, Client, served
+from tests.server.fakes import CHAT_TEMPLATE, TEXT
 from tests.server.notations import (
     ANTHROPIC_TOOLS,
     CHAT_TOOLS,
@@ -30,8 +26,6 @@ from tests.server.notations import (
     of_chat,
 )
 from tests.server.test_bad_input import refusal
-from tests.server.test_streaming import receive, send
-from tests.server.wrong_fields import CHAT, MESSAGES, USER
 
 COUNT = f"{MESSAGES}/count_tokens"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -114,7 +108,7 @@ def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, te
     chat = of_chat(shared_tools.post(CHAT, messages=USER, tools=CHAT_TOOLS, max_tokens=most).json())
     body = {"messages": USER, "tools": ANTHROPIC_TOOLS, "max_tokens": most}
     whole = shared_tools.post(MESSAGES, **body).json()
-    streamed, arguments = put_together(shared_tools.typed_events(MESSAGES, **body))
+    streamed, arguments = put_together(shared_tools.events(MESSAGES, **body))
     assert chat == of_message(whole, [text for _, text in chat.calls]) == of_message(streamed, arguments)
     for (_, text), (_, given_) in zip(chat.calls, of_message(whole).calls, strict=True):
         if chat.is_complete:
@@ -155,7 +149,7 @@ def test_a_stop_sequence_is_told(client: Client):
     answer = client.post(MESSAGES, messages=USER, max_tokens=30, stop_sequences=["x", "quick"]).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "quick")
     assert answer["content"] == [{"type": "text", "text": TEXT[: TEXT.index("quick")]}]
-    *_, delta, _ = client.typed_events(MESSAGES, messages=USER, max_tokens=30, stop_sequences=["quick"])
+    *_, delta, _ = client.events(MESSAGES, messages=USER, max_tokens=30, stop_sequences=["quick"])
     assert delta["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "quick"}
 
 
@@ -163,7 +157,7 @@ def test_cached_tokens_are_no_input_tokens(client: Client):
     client.engine.cached_tokens = 4
     expected = {"input_tokens": 5, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4, "output_tokens": 2}
     assert client.post(MESSAGES, messages=USER, max_tokens=2).json()["usage"] == expected
-    start, *_, delta, _ = client.typed_events(MESSAGES, messages=USER, max_tokens=2)
+    start, *_, delta, _ = client.events(MESSAGES, messages=USER, max_tokens=2)
     assert delta["usage"] == expected and start["message"]["usage"]["input_tokens"] == 9
 
 
@@ -189,9 +183,7 @@ THINKS = (
 
 
 def test_thinking_is_the_templates():
-    engine, tokenizer = FakeEngine(), byte_tokenizer(THINKS)
-    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), reasoning=REASONING_FORMATS["qwen3"])
-    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with served(template=THINKS, reasoning=REASONING_FORMATS["qwen3"]) as client:
         for thinking, prompt in (
             (None, "hi"),
             ({"type": "adaptive"}, "hi"),
@@ -199,10 +191,10 @@ def test_thinking_is_the_templates():
             ({"type": "disabled"}, "hino"),
         ):
             body = {"messages": USER, "max_tokens": 2, "thinking": thinking}
-            assert http.post(MESSAGES, json=body).status_code == 200
-            assert bytes(engine.prompts[-1]).decode() == prompt
+            assert client.post(MESSAGES, **body).status_code == 200
+            assert bytes(client.engine.prompts[-1]).decode() == prompt
         both = {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
-        assert "chat_template_kwargs" in refusal(http.post(MESSAGES, json=body | both), 400)["message"]
+        assert "chat_template_kwargs" in refusal(client.post(MESSAGES, **body | both), 400)["message"]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +242,7 @@ def test_what_is_wrong_is_refused_by_name(client: Client, body: dict, said: str)
 
 
 def test_every_failure_has_anthropics_shape(client: Client):
+    """Those of the engine: test_streaming.py."""
     body = {"messages": USER, "max_tokens": 9}
     kinds = {}
     for path in (MESSAGES, COUNT):
@@ -258,42 +251,22 @@ def test_every_failure_has_anthropics_shape(client: Client):
         kinds[path, 413] = client.http.post(path, content=b"x" * (2**21 + 1)), "request_too_large"
         kinds[path, 403] = client.http.post(path, json=body, headers={"origin": "http://evil"}), "permission_error"
     kinds[f"{MESSAGES}/batches", 404] = client.post(f"{MESSAGES}/batches"), "not_found_error"
-    client.engine.failures = 1
-    kinds[MESSAGES, 500] = client.post(MESSAGES, **body), "api_error"
-    client.engine.ends_with = "timeout"
-    kinds[MESSAGES, 504] = client.post(MESSAGES, **body), "timeout_error"
-    client.engine.room = 0
-    kinds[MESSAGES, 503] = client.post(MESSAGES, **body), "overloaded_error"
     for (_, status), (response, kind) in kinds.items():
         assert refusal(response, status)["type"] == kind
 
 
 def test_a_key_may_come_as_x_api_key():
-    model = ServedModel("fake", CONTEXT, TREE, tokenizer := byte_tokenizer(), ChatTemplate.of_model(tokenizer))
-    with serving(FakeEngine(), model, ServerSettings(api_key="key")) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with served(ServerSettings(api_key="key"), template=CHAT_TEMPLATE) as client:
         for headers, status in (
             ({"x-api-key": "key"}, 200),
             ({"authorization": "Bearer key"}, 200),
             ({"x-api-key": "no"}, 401),
             ({}, 401),
         ):
-            response = http.post(f"{MESSAGES}?beta=true", json={"messages": USER, "max_tokens": 2}, headers=headers)
+            response = client.http.post(f"{MESSAGES}?beta=true", json={"messages": USER, "max_tokens": 2}, headers=headers)
             assert response.status_code == status
             if status == 401:
                 assert refusal(response, 401)["type"] == "authentication_error"
-
-
-def test_a_stream_that_fails_says_so(client: Client):
-    client.engine.allow(0)
-    with send(client, MESSAGES, {"messages": USER, "max_tokens": 50, "stream": True}) as connection:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(2)
-        received = receive(connection, b"text_delta")
-        client.engine.failures = 1
-        client.engine.allow(math.inf)
-        received += receive(connection, b"\r\n0\r\n\r\n")
-    [last] = parsed(received[received.index(b"event: error") :].decode().partition("\r\n")[0])
-    assert last["error"]["type"] == "api_error" and b"secret" not in received
 
 
 def test_an_input_that_is_nested_deeply_ends_nothing(client: Client):
@@ -303,8 +276,7 @@ def test_an_input_that_is_nested_deeply_ends_nothing(client: Client):
         body = (
             f'{{"max_tokens": 2, "messages": [{{"role": "assistant", "content": [{call}]}}, {{"role": "user", "content": "x"}}]}}'
         )
-        response = client.http.post(MESSAGES, content=body, headers={"content-type": "application/json"})
-        assert response.status_code in (200, 400)
+        assert client.post_text(MESSAGES, body).status_code in (200, 400)
     deepest: dict[str, Any] = {}
     for _ in range(100_000):
         deepest = {"a": deepest}

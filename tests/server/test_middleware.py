@@ -1,16 +1,13 @@
 """Names, keys and body limits: what every request passes before a route sees it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from jaxspec.server.middleware import PUBLIC
-from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from tests.server.conftest import Client, serving
-from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import Client, served
 from tests.server.test_bad_input import refusal
 
 # Keys
@@ -19,23 +16,16 @@ KEY, ADMIN = "sk-ünicode key", "sk-admin"
 PROMPT = {"prompt": "hello", "max_tokens": 3}
 
 
-@contextmanager
-def server(settings: ServerSettings) -> Iterator[httpx.Client]:
-    model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
-    with serving(FakeEngine(), model, settings) as url, httpx.Client(base_url=url, timeout=20) as http:
-        yield http
-
-
 @pytest.fixture(scope="module")
 def one_key() -> Iterator[httpx.Client]:
-    with server(ServerSettings(api_key=KEY, shown={"page_size": 16})) as http:
-        yield http
+    with served(ServerSettings(api_key=KEY, shown={"page_size": 16})) as client:
+        yield client.http
 
 
 @pytest.fixture(scope="module")
 def two_keys() -> Iterator[httpx.Client]:
-    with server(ServerSettings(api_key=KEY, admin_api_key=ADMIN, shown={"log_level": "info"})) as http:
-        yield http
+    with served(ServerSettings(api_key=KEY, admin_api_key=ADMIN, shown={"log_level": "info"})) as client:
+        yield client.http
 
 
 def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
@@ -94,10 +84,10 @@ def test_what_needs_no_key(one_key: httpx.Client, path: str):
 
 def test_a_server_without_keys_ignores_them():
     """lm-eval sends an empty one if it has none."""
-    with server(ServerSettings()) as http:
+    with served() as client:
         for headers in WRONG:
-            assert http.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
-            assert http.post("/flush_cache", headers=headers).status_code == 200
+            assert client.http.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+            assert client.http.post("/flush_cache", headers=headers).status_code == 200
 
 
 def test_what_only_the_owner_may_do(two_keys: httpx.Client):
@@ -119,11 +109,11 @@ def test_what_only_the_owner_may_do(two_keys: httpx.Client):
 
 
 def test_an_admin_key_alone_leaves_the_rest_open():
-    with server(ServerSettings(admin_api_key=ADMIN)) as http:
-        assert http.post("/v1/completions", json=PROMPT).status_code == 200
-        assert http.get("/server_info").status_code == 200
-        key_refusal(http.post("/flush_cache"))
-        assert http.post("/flush_cache", headers=bearer(ADMIN)).status_code == 200
+    with served(ServerSettings(admin_api_key=ADMIN)) as client:
+        assert client.http.post("/v1/completions", json=PROMPT).status_code == 200
+        assert client.http.get("/server_info").status_code == 200
+        key_refusal(client.http.post("/flush_cache"))
+        assert client.http.post("/flush_cache", headers=bearer(ADMIN)).status_code == 200
 
 
 def test_every_key_takes_the_same_comparisons(two_keys: httpx.Client, monkeypatch):

@@ -8,7 +8,6 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_STOP_STRINGS
@@ -16,26 +15,23 @@ from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
 from jaxspec.text.chat_template import ChatTemplate
-from tests.server.conftest import serving
-from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
-
-USER = [{"role": "user", "content": "hi"}]
+from tests.server.conftest import USER, served
+from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
 
 
-def answers(tokenizer: PreTrainedTokenizerFast | None, spec: TreeShape, *requests: tuple[str, dict]) -> list[httpx.Response]:
-    with serving(FakeEngine(), ServedModel("bare", CONTEXT, spec, tokenizer, ChatTemplate.of_model(tokenizer))) as url:
-        return [httpx.post(url + path, json=body) for path, body in requests]
+def answers(*requests: tuple[str, dict], **model: Any) -> list[httpx.Response]:
+    with served(**model) as client:
+        return [client.post(path, **body) for path, body in requests]
 
 
 def test_without_a_tokenizer():
     *refused, taken = answers(
-        None,
-        TreeShape(),
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/completions", {"prompt": [1]}),
         ("/v1/chat/completions", {"messages": USER}),
         ("/generate", {"text": "x"}),
         ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 3}}),
+        tokenizer=None,
     )
     assert [response.status_code for response in refused] == [400] * 4
     assert [response.json()["error"]["param"] for response in refused] == ["prompt", "prompt", "messages", "text"]
@@ -44,12 +40,7 @@ def test_without_a_tokenizer():
 
 
 def test_without_a_chat_template():
-    chat, completion = answers(
-        byte_tokenizer(chat_template=None),
-        TreeShape(),
-        ("/v1/chat/completions", {"messages": USER}),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
-    )
+    chat, completion = answers(("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "x", "max_tokens": 3}))
     error = chat.json()["error"]
     assert (chat.status_code, error["param"]) == (400, "messages")
     assert "chat template" in error["message"] and "/v1/completions" in error["message"]
@@ -57,44 +48,37 @@ def test_without_a_chat_template():
 
 
 def test_plain_decoding_has_no_speculation_metrics():
-    model, engine = ServedModel("bare", CONTEXT, PLAIN, byte_tokenizer(), trees=(PLAIN,)), FakeEngine()
+    engine = FakeEngine()
     engine.tree = PLAIN
-    with serving(engine, model) as url:
-        completion = httpx.post(f"{url}/v1/completions", json={"prompt": "x"})
+    [completion] = answers(("/v1/completions", {"prompt": "x"}), engine=engine, tree=PLAIN, trees=(PLAIN,))
     assert completion.status_code == 200 and "metrics" not in completion.json()
 
 
 def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
-    model = ServedModel("bare", CONTEXT, TreeShape(), byte_tokenizer(), max_completions=3)
-    with serving(FakeEngine(), model) as url:
-        bodies = [{"prompt": ["a"] * 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 3}]
-        answers = [httpx.post(f"{url}/v1/completions", json=body) for body in bodies]
-    assert [answer.status_code for answer in answers] == [400, 400, 200]
-    assert [answer.json()["error"]["param"] for answer in answers[:2]] == ["prompt", "n"]
+    bodies = [{"prompt": ["a"] * 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 3}]
+    found = answers(*(("/v1/completions", body) for body in bodies), max_completions=3)
+    assert [answer.status_code for answer in found] == [400, 400, 200]
+    assert [answer.json()["error"]["param"] for answer in found[:2]] == ["prompt", "n"]
 
 
 def test_an_answer_of_too_many_logprobs_is_refused():
     """All of them are held until the response is sent."""
-    model = ServedModel("long", 2**17, TreeShape(), byte_tokenizer())
-    engine = FakeEngine()
-    with serving(engine, model) as url:
-        scoring = {"prompt": [1] * 120_000, "max_tokens": 1, "echo": True}
-        answers = [
-            httpx.post(f"{url}/v1/completions", json={**scoring, "logprobs": 20}),
-            httpx.post(f"{url}/v1/completions", json={"prompt": [1] * 9, "n": 128, "max_tokens": 1000, "logprobs": 20}),
-            httpx.post(f"{url}/generate", json={
-                "input_ids": [[1] * 9] * 20, "return_logprob": True, "top_logprobs_num": 20,
-                "sampling_params": {"max_new_tokens": 5000},
-            }),
-        ]  # fmt: skip
-    assert [answer.status_code for answer in answers] == [400] * 3
-    assert [answer.json()["error"]["param"] for answer in answers] == ["logprobs", "logprobs", "top_logprobs_num"]
+    engine, native = FakeEngine(), {"return_logprob": True, "top_logprobs_num": 20, "sampling_params": {"max_new_tokens": 5000}}
+    found = answers(
+        ("/v1/completions", {"prompt": [1] * 120_000, "max_tokens": 1, "echo": True, "logprobs": 20}),
+        ("/v1/completions", {"prompt": [1] * 9, "n": 128, "max_tokens": 1000, "logprobs": 20}),
+        ("/generate", {"input_ids": [[1] * 9] * 20, **native}),
+        engine=engine,
+        context_length=2**17,
+    )
+    assert [answer.status_code for answer in found] == [400] * 3
+    assert [answer.json()["error"]["param"] for answer in found] == ["logprobs", "logprobs", "top_logprobs_num"]
     assert engine.params == []
 
 
 def test_templates_run_in_a_sandbox():
     template = "{{ ''.__class__.__mro__ }}"
-    [chat] = answers(byte_tokenizer(template), TreeShape(), ("/v1/chat/completions", {"messages": USER}))
+    [chat] = answers(("/v1/chat/completions", {"messages": USER}), template=template)
     assert chat.status_code == 400
     assert "unsafe" in chat.json()["error"]["message"]
 
@@ -102,18 +86,16 @@ def test_templates_run_in_a_sandbox():
 @pytest.mark.variants
 def test_a_slow_template_does_not_delay_other_conversations():
     template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
-    tokenizer = byte_tokenizer(template)
-    model = ServedModel("slow", CONTEXT, TreeShape(), tokenizer, ChatTemplate(template, {}, "test", seconds=3))
     answered = []
 
     def chat(role: str) -> httpx.Response:
-        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": role, "content": "hi"}]}, timeout=60)
+        answer = client.post("/v1/chat/completions", messages=[{"role": role, "content": "hi"}])
         answered.append(role)
         return answer
 
-    with serving(FakeEngine(), model) as url, ThreadPoolExecutor() as pool:
+    with served(chat_template=ChatTemplate(template, {}, "test", seconds=3)) as client, ThreadPoolExecutor() as pool:
         slow, fast = pool.map(chat, ("system", "user"))
-        health = httpx.get(f"{url}/health", timeout=60)
+        health = client.http.get("/health")
         again = chat("user")
     error = slow.json()["error"]
     assert (slow.status_code, error["param"], error["type"]) == (400, "messages", "invalid_request_error")
@@ -123,24 +105,18 @@ def test_a_slow_template_does_not_delay_other_conversations():
 
 
 def test_a_format_by_name_ends_answers_where_its_turns_end():
-    engine, tokenizer = FakeEngine(), byte_tokenizer()
-    model = ServedModel(
-        "bare", CONTEXT, TreeShape(), tokenizer, ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))
-    )
-    with serving(engine, model) as url:
+    with served(chat_template=ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))) as client:
         for more in ({}, {"stop": "x"}, {"stop": ["x", "y"]}):
-            assert httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, **more}).status_code == 200
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
-        many = {"messages": USER, "stop": ["x"] * MAX_STOP_STRINGS}
-        refused = httpx.post(f"{url}/v1/chat/completions", json=many)
+            assert client.post("/v1/chat/completions", messages=USER, **more).status_code == 200
+        assert client.post("/v1/completions", prompt="a").status_code == 200
+        refused = client.post("/v1/chat/completions", messages=USER, stop=["x"] * MAX_STOP_STRINGS)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop", "with the format's own they are too many"
-    assert [params.stop for params in engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
+    assert [params.stop for params in client.engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
 
 
 def test_what_users_write_is_no_template():
-    [chat] = answers(
-        byte_tokenizer(), TreeShape(), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ 7 * 7 }}"}]})
-    )
+    messages = [{"role": "user", "content": "{{ 7 * 7 }}"}]
+    [chat] = answers(("/v1/chat/completions", {"messages": messages}), template=CHAT_TEMPLATE)
     assert chat.json()["usage"]["prompt_tokens"] == len("user: {{ 7 * 7 }}\n")
 
 
@@ -162,9 +138,9 @@ def test_options_of_the_template():
         {"mark": "a" * 201}, {"mark": None}, {"mark": [1]}, {"mark": {}}, [1], 5, "x",
         {"mark": 1} | {f"x{number}": 1 for number in range(16)}, {str(number): [] for number in range(20_000)},
     ]  # fmt: skip
-    good = answers(byte_tokenizer(THINKING), TreeShape(), *(chat(options) for options, _ in taken))
+    good = answers(*(chat(options) for options, _ in taken), template=THINKING)
     assert [answer.json()["usage"]["prompt_tokens"] for answer in good] == [len(text) for _, text in taken]
-    for answer in answers(byte_tokenizer(THINKING), TreeShape(), *map(chat, wrong)):
+    for answer in answers(*map(chat, wrong), template=THINKING):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
         assert len(answer.json()["error"]["message"]) < 500
 
@@ -179,17 +155,16 @@ def test_too_many_options_are_not_checked_one_by_one():
 
 def test_half_characters_in_a_chat_are_refused():
     """In a message, in an option, and from the template itself."""
-    tokenizer = byte_tokenizer(THINKING + r"{% if mark == 1 %}{{ '\ud800' }}{% endif %}")
+    template = THINKING + r"{% if mark == 1 %}{{ '\ud800' }}{% endif %}"
     messages = '[{"role": "user", "content": "hi"}]'
     bodies = {
         f'{{"messages": {messages.replace("hi", chr(92) + "ud800")}}}': "messages",
         f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": "\\ud800"}}}}': "chat_template_kwargs",
         f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": 1}}}}': "messages",
     }
-    with serving(FakeEngine(), ServedModel("bare", CONTEXT, TreeShape(), tokenizer, ChatTemplate.of_model(tokenizer))) as url:
+    with served(template=template) as client:
         for body, param in bodies.items():
-            headers = {"content-type": "application/json"}
-            answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
+            answer = client.post_text("/v1/chat/completions", body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
             assert ("not valid Unicode" in answer.text) == (param == "messages")
 

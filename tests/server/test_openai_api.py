@@ -1,18 +1,16 @@
 """OpenAI's endpoints: what they answer, whole and streamed."""
 
-import httpx
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_api import model_card
-from jaxspec.text.chat_template import ChatTemplate
-from tests.server.conftest import Client, serving
-from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, RESPONSES, USER, Client, asking, served
+from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, TREE
 
-USER = [{"role": "user", "content": "hi"}]
 TEMPLATED = "user: hi\n"  # what the template makes of USER
-PATHS = {"/v1/completions": {"prompt": "hello"}, "/v1/chat/completions": {"messages": USER}}
+BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+THREE = pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
 
 
 def usage(prompt: int, completion: int, cached: int = 0) -> dict:
@@ -74,15 +72,14 @@ def test_completion(client: Client):
 
 
 def test_what_a_request_leaves_out_is_the_model_s_own():
-    engine, tokenizer, own = FakeEngine(), byte_tokenizer(), {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
-    model = ServedModel("own", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), sampling_defaults=own)
-    with serving(engine, model) as url, httpx.Client(base_url=url) as http:
-        for path, body in PATHS.items():
-            assert http.post(path, json=body | {"top_k": 5, "temperature": None}).status_code == 200
-            params = engine.params.pop()
+    own = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    with served(template=CHAT_TEMPLATE, sampling_defaults=own) as client:
+        for path in (COMPLETIONS, CHAT):
+            assert client.post(path, **BODIES[path], top_k=5, temperature=None).status_code == 200
+            params = client.engine.params.pop()
             assert (params.temperature, params.top_k, params.repetition_penalty, params.top_p) == (0.6, 5, 1.1, 1.0)
-        http.post("/generate", json={"text": "hello"})  # as SGLang's
-        assert engine.params.pop().temperature == 1.0
+        client.post("/generate", text="hello")  # as SGLang's
+        assert client.engine.params.pop().temperature == 1.0
 
 
 def test_completion_defaults_are_openais(client: Client):
@@ -96,12 +93,12 @@ def test_a_default_budget_is_cut_to_the_context(client: Client):
     assert answer["usage"]["completion_tokens"] == 3
 
 
-def test_parameters_reach_the_engine(client: Client):
-    fields = {"max_tokens": 5, "temperature": 0.5, "seed": 7, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True}
+@THREE
+def test_parameters_reach_the_engine(client: Client, path: str):
+    fields = {"temperature": 0.5, "seed": 7, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True}
     fields["skip_special_tokens"] = False
-    assert client.post("/v1/completions", prompt="hello", **fields).status_code == 200
-    assert client.post("/v1/chat/completions", messages=USER, **fields).status_code == 200
-    assert client.engine.params == [SamplingParams(**fields)] * 2
+    assert client.post(path, **asking(path, 5, **fields)).status_code == 200
+    assert client.engine.params == [SamplingParams(max_tokens=5, **fields)]
 
 
 @pytest.mark.parametrize(
@@ -113,50 +110,56 @@ def test_parameters_reach_the_engine(client: Client):
         ("frequency_penalty", [-2, 0.5, 2]),
         ("presence_penalty", [-2, 0.5, 2]),
         ("repetition_penalty", [0.01, 1.1, 10]),
-        ("allowed_token_ids", [[1], [1, 2, 3]]),
         ("min_tokens", [0, 1, 5]),
         ("seed", [0, -(2**63), 2**64 - 1]),
     ],
 )
-@pytest.mark.parametrize("path", PATHS)
+@THREE
 def test_each_field_reaches_the_engine(client: Client, path: str, field: str, values: list):
     for value in values:
-        assert client.post(path, **PATHS[path], max_tokens=5, **{field: value}).status_code == 200, value
+        assert client.post(path, **asking(path, 5, **{field: value})).status_code == 200, value
     assert client.engine.params == [SamplingParams(max_tokens=5, **{field: value}) for value in values]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@BOTH
+def test_allowed_tokens_reach_the_engine(client: Client, path: str):
+    for value in ([1], [1, 2, 3]):
+        assert client.post(path, **asking(path, 5), allowed_token_ids=value).status_code == 200
+        assert client.engine.params[-1] == SamplingParams(max_tokens=5, allowed_token_ids=value)
+
+
+@THREE
 def test_logit_bias_has_strings_as_keys(client: Client, path: str):
     for bias in ({}, {"7": -100, "0": 100.0, "255": 0.5}, {str(token): 1 for token in range(1024)}):
-        assert client.post(path, **PATHS[path], max_tokens=5, logit_bias=bias).status_code == 200
+        assert client.post(path, **asking(path, 5, logit_bias=bias)).status_code == 200
         expected = tuple((int(token), float(value)) for token, value in bias.items())
         assert client.engine.params[-1] == SamplingParams(max_tokens=5, logit_bias=expected)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BODIES)
 def test_priority_reaches_the_engine(client: Client, path: str):
     for priority in (5, 0, -3, None):
-        assert client.post(path, **PATHS[path], priority=priority).status_code == 200
+        assert client.post(path, **BODIES[path], priority=priority).status_code == 200
     assert client.engine.priorities == [5, 0, -3, 0]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, RESPONSES])
 def test_the_salt_reaches_the_engine(client: Client, path: str):
     for salt in ("tenant 1", None):
-        assert client.post(path, **PATHS[path], cache_salt=salt).status_code == 200
+        assert client.post(path, **BODIES[path], cache_salt=salt).status_code == 200
     assert client.engine.salts == ["tenant 1", None]
     for salt in ("", 5, "x" * 100_000):
-        answer = client.post(path, **PATHS[path], cache_salt=salt)
+        answer = client.post(path, **BODIES[path], cache_salt=salt)
         assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@BOTH
 def test_n_completions(client: Client, path: str):
-    answer = client.post(path, **PATHS[path], n=3, seed=7, max_tokens=4).json()
+    answer = client.post(path, **BODIES[path], n=3, seed=7, max_tokens=4).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [params.seed for params in client.engine.params] == [7, 8, 9]
     assert {params.n for params in client.engine.params} == {1}
-    tokens = len("hello") if "prompt" in PATHS[path] else len(TEMPLATED)
+    tokens = len("hello") if path == COMPLETIONS else len(TEMPLATED)
     assert answer["usage"] == usage(tokens, 12)  # the prompt counts once
     assert "metrics" not in answer
 
@@ -299,14 +302,12 @@ def test_a_reply_can_be_sent_back(client: Client):
 
 # Extensions by vLLM and SGLang
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BOTH = pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER})])
 WITH_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @BOTH
-def test_continuous_usage_counts_what_was_streamed_so_far(client: Client, path: str, body: dict):
-    *chunks, last = client.events(path, **body, max_tokens=9, stream_options=WITH_USAGE)
+def test_continuous_usage_counts_what_was_streamed_so_far(client: Client, path: str):
+    *chunks, last = client.events(path, **BODIES[path], max_tokens=9, stream_options=WITH_USAGE)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts[0] == 1 and counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 9
     assert all(
@@ -344,11 +345,12 @@ def test_the_prompt_alone_without_logprobs(client: Client):
 
 
 @BOTH
-def test_token_ids(client: Client, path: str, body: dict):
+def test_token_ids(client: Client, path: str):
+    body = BODIES[path]
     expected = list(TEXT.encode()[:15])
     [choice] = client.post(path, **body, max_tokens=15, return_token_ids=True).json()["choices"]
     prompt = choice["prompt_token_ids"]
-    assert choice["token_ids"] == expected and prompt == ([ord("x")] if path == COMPLETIONS else list(b"user: hi\n"))
+    assert choice["token_ids"] == expected and prompt == list(b"hello" if path == COMPLETIONS else b"user: hi\n")
     chunks = client.events(path, **body, max_tokens=15, return_token_ids=True)
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == expected
     assert [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == [prompt]
@@ -364,9 +366,9 @@ def test_token_ids_of_held_back_text(client: Client):
 
 @BOTH
 @pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
-def test_the_stop_string_may_stay(client: Client, path: str, body: dict, name: str):
+def test_the_stop_string_may_stay(client: Client, path: str, name: str):
     def text(**more) -> str:
-        [choice] = client.post(path, **body, max_tokens=15, **more).json()["choices"]
+        [choice] = client.post(path, **BODIES[path], max_tokens=15, **more).json()["choices"]
         return choice["text"] if path == COMPLETIONS else choice["message"]["content"]
 
     assert text(stop="quick", **{name: True}) == "The quick" and text(stop="quick", **{name: False}) == "The "

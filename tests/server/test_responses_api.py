@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.server.conftest import Client, parsed, wait_until
+from tests.server.conftest import CHAT, RESPONSES, USER, Client, wait_until
 from tests.server.fakes import TEXT
 from tests.server.notations import (
     CHAT_TOOLS,
@@ -22,7 +22,6 @@ from tests.server.notations import (
 )
 from tests.server.test_bad_input import refusal
 from tests.server.test_streaming import receive, send
-from tests.server.wrong_fields import CHAT, RESPONSES, USER
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
@@ -103,7 +102,7 @@ def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, te
     chat = shared_tools.post(CHAT, messages=USER, tools=CHAT_TOOLS, max_completion_tokens=most).json()
     body = {"input": "hi", "tools": FLAT_TOOLS, "max_output_tokens": most}
     whole = shared_tools.post(RESPONSES, **body).json()
-    streamed = put_together(shared_tools.typed_events(RESPONSES, **body))
+    streamed = put_together(shared_tools.events(RESPONSES, **body))
     assert of_chat(chat) == of_response(whole) == of_response(streamed)
     assert whole["usage"] == streamed["usage"] and whole["status"] == streamed["status"]
 
@@ -162,9 +161,9 @@ def test_logprobs_are_those_of_a_chat(client: Client):
     chat = client.post(CHAT, messages=USER, logprobs=True, top_logprobs=2, max_completion_tokens=20).json()
     entries = chat["choices"][0]["logprobs"]["content"]
     body = {"input": "hi", "top_logprobs": 2, "max_output_tokens": 20}
-    for response in (client.post(RESPONSES, **body).json(), put_together(client.typed_events(RESPONSES, **body))):
+    for response in (client.post(RESPONSES, **body).json(), put_together(client.events(RESPONSES, **body))):
         assert response["output"][0]["content"][0]["logprobs"] == entries
-    deltas = [event for event in client.typed_events(RESPONSES, **body) if event["type"] == "response.output_text.delta"]
+    deltas = [event for event in client.events(RESPONSES, **body) if event["type"] == "response.output_text.delta"]
     assert [entry for event in deltas for entry in event["logprobs"]] == entries
     included = client.post(RESPONSES, input="hi", include=["message.output_text.logprobs"], max_output_tokens=3).json()
     assert included["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
@@ -180,20 +179,6 @@ def test_thinking_that_cannot_be_turned_off(caller: Client):
     assert error["param"] == "reasoning.effort" and "can't turn thinking off" in error["message"]
 
 
-def test_a_stream_that_fails_says_so(client: Client):
-    client.engine.allow(0)
-    with send(client, RESPONSES, {"input": "hi", "stream": True}) as connection:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(2)
-        received = receive(connection, b"output_text.delta")
-        client.engine.failures = 1
-        client.engine.allow(math.inf)
-        received += receive(connection, b"\r\n0\r\n\r\n")
-    [last] = parsed(received[received.index(b"event: response.failed") :].decode().partition("\r\n")[0])
-    assert last["response"]["status"] == "failed" and last["response"]["error"]["code"] == "server_error"
-    assert b"secret" not in received
-
-
 def test_an_aborted_answer_is_incomplete(client: Client):
     client.engine.ends_with = "abort"
     answer = client.post(RESPONSES, input="hi").json()
@@ -205,8 +190,7 @@ def test_what_no_response_can_repeat_is_refused(client: Client):
     tool = f'{{"type": "function", "name": "f", "parameters": {nested}}}'
     for field, value in {"metadata": '{"a": "\\ud800"}', "user": '"\\ud800"', "tools": f"[{tool}]"}.items():
         body = f'{{"input": "x", "tool_choice": "none", "{field}": {value}}}'
-        response = client.http.post(RESPONSES, content=body, headers={"content-type": "application/json"})
-        assert refusal(response, 400)["param"].startswith(field)
+        assert refusal(client.post_text(RESPONSES, body), 400)["param"].startswith(field)
 
 
 def test_an_instruction_is_a_system_message_and_nothing_is_stored(client: Client):

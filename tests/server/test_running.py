@@ -10,26 +10,20 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from tests.server.conftest import Client, serving, wait_until
-from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import CHAT, COMPLETIONS, GENERATE, Client, asking, served, wait_until
+from tests.server.fakes import TEXT
 from tests.server.test_bad_input import refusal
 
 LONG = 55
-BODIES = {
-    "/v1/completions": {"prompt": "hello", "max_tokens": LONG},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": LONG},
-    "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": LONG}},
-}
-NAME = {"/v1/completions": "request_id", "/v1/chat/completions": "request_id", "/generate": "rid"}
+NAME = {COMPLETIONS: "request_id", CHAT: "request_id", GENERATE: "rid"}
 
 
 @contextmanager
 def standing(client: Client, path: str, headers: dict | None = None, requests: int = 1, **fields) -> Iterator[list[httpx.Response]]:
     """A request that has brought some tokens when the engine stands still. The list has its answer afterwards."""
     answers: list[httpx.Response] = []
-    body = BODIES[path] | fields
+    body = asking(path, LONG) | fields
     before = client.engine.running
     thread = threading.Thread(target=lambda: answers.append(client.http.post(path, json=body, headers=headers)))
     client.engine.allow(0)
@@ -60,7 +54,7 @@ def text_of(answer: dict) -> tuple[str, str]:
     return choice["text"] if "text" in choice else choice["message"]["content"], choice["finish_reason"]
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", NAME)
 @pytest.mark.parametrize("by", ["body", "header"])
 def test_the_client_gets_what_there_is(client: Client, path: str, by: str):
     fields = {NAME[path]: "mine"} if by == "body" else {}
@@ -73,7 +67,7 @@ def test_the_client_gets_what_there_is(client: Client, path: str, by: str):
     assert abort(client, rid="mine") == 0  # by now nothing has the name
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", NAME)
 def test_streams_end_in_order(client: Client, path: str):
     with standing(client, path, stream=True, **{NAME[path]: "mine"}) as answers:
         assert abort(client, rid="mine") == 1
@@ -88,7 +82,7 @@ def test_streams_end_in_order(client: Client, path: str):
 def test_names_that_the_server_made_up(client: Client):
     """They are in the header of a stream's answer."""
     client.engine.allow(1)
-    with client.http.stream("POST", "/generate", json=BODIES["/generate"] | {"stream": True}) as response:
+    with client.http.stream("POST", "/generate", json=asking(GENERATE, LONG) | {"stream": True}) as response:
         name = response.headers["x-request-id"]
         assert abort(client, rid=name) == 1
         client.engine.allow(math.inf)
@@ -131,13 +125,13 @@ def test_everything_can_be_ended(client: Client):
     assert [text_of(answers[0].json())[1] for answers in (first, second)] == ["abort", "abort"]
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", NAME)
 def test_a_name_in_use_is_refused(client: Client, path: str):
     with standing(client, "/generate", rid="mine") as answers:
-        error = refusal(client.post(path, **BODIES[path], **{NAME[path]: "mine"}), 400)
+        error = refusal(client.post(path, **asking(path, LONG), **{NAME[path]: "mine"}), 400)
         assert error["param"] == NAME[path] and "in use" in error["message"]
     assert text_of(answers[0].json())[1] == "length"
-    assert client.post(path, **BODIES[path], **{NAME[path]: "mine"}).status_code == 200  # it is free again
+    assert client.post(path, **asking(path, LONG), **{NAME[path]: "mine"}).status_code == 200  # it is free again
 
 
 def test_a_header_may_be_repeated(client: Client):
@@ -186,8 +180,7 @@ def test_openai_has_no_lists_of_names(client: Client):
 
 @pytest.mark.parametrize("seconds", [None, 2.5])
 def test_every_request_has_the_owners_deadline(seconds: float | None):
-    engine = FakeEngine()
-    with serving(engine, ServedModel("fake", CONTEXT, TREE, byte_tokenizer()), ServerSettings(request_timeout=seconds)) as url:
+    with served(ServerSettings(request_timeout=seconds)) as client:
         for path, body in (("/v1/completions", {"prompt": ["x", "y"]}), ("/generate", {"text": "x"})):
-            assert httpx.post(f"{url}{path}", json=body).status_code == 200
-    assert engine.timeouts == [seconds] * 3
+            assert client.post(path, **body).status_code == 200
+    assert client.engine.timeouts == [seconds] * 3

@@ -1,4 +1,4 @@
-"""SGLang's /generate."""
+"""SGLang's /generate. That each field reaches the engine: test_openai_api.py."""
 
 import itertools
 
@@ -44,46 +44,6 @@ def test_what_stopped_it(client: Client, params, matched):
 def test_defaults_are_sglangs(client: Client):
     assert client.post("/generate", text="hello").json()["meta_info"]["completion_tokens"] == CONTEXT - 5  # 128 do not fit
     assert client.engine.params == [SamplingParams(max_tokens=CONTEXT - 5, temperature=1.0)]
-
-
-def test_parameters_reach_the_engine(client: Client):
-    given = {"max_new_tokens": 5, "temperature": 0.5, "sampling_seed": 7, "stop": ["a"], "stop_token_ids": [9], "ignore_eos": True}
-    answer = client.post("/generate", text="hello", sampling_params={**given, "skip_special_tokens": False})
-    assert answer.status_code == 200
-    [params] = client.engine.params
-    assert params == SamplingParams(
-        max_tokens=5, temperature=0.5, seed=7, stop=["a"], stop_token_ids=[9], ignore_eos=True, skip_special_tokens=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("field", "ours", "value"),
-    [
-        ("top_p", "top_p", 0.5),
-        ("top_k", "top_k", 3),
-        ("top_k", "top_k", 0),
-        ("min_p", "min_p", 0.1),
-        ("frequency_penalty", "frequency_penalty", -1.5),
-        ("presence_penalty", "presence_penalty", 1.5),
-        ("repetition_penalty", "repetition_penalty", 1.2),
-        ("min_new_tokens", "min_tokens", 4),
-        ("logit_bias", "logit_bias", {"9": -2.5}),
-    ],
-)
-def test_each_field_reaches_the_engine(client: Client, field: str, ours: str, value):
-    assert client.post("/generate", text="hello", sampling_params={"max_new_tokens": 5, field: value}).status_code == 200
-    expected = ((9, -2.5),) if field == "logit_bias" else value
-    assert client.engine.params == [SamplingParams(max_tokens=5, **{ours: expected})]
-
-
-def test_priority_reaches_the_engine(client: Client):
-    assert client.post("/generate", text="hello", priority=7).status_code == 200
-    assert client.engine.priorities == [7]
-
-
-def test_the_salt_reaches_the_engine(client: Client):
-    assert client.post("/generate", text="hello", cache_salt="tenant 1").status_code == 200
-    assert client.engine.salts == ["tenant 1"]
 
 
 def test_n_gets_a_list(client: Client):

@@ -6,23 +6,16 @@ import pytest
 
 from jaxspec.engine.speculation import CycleCounts, Speculation
 from jaxspec.server.speculation import acceptance_histogram, sglang_speculation, vllm_speculation
-from tests.server.conftest import Client
+from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, Client, asking
 from tests.server.fakes import TEXT, TREE
 
-COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-BODIES = {COMPLETIONS: {"prompt": "x"}, CHAT: {"messages": [{"role": "user", "content": "hi"}]}, GENERATE: {"text": "x"}}
-EVERYWHERE = pytest.mark.parametrize("path", BODIES)
+EVERYWHERE = pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
 NUMBERS = {"num_steps": TREE.num_steps, "eagle_topk": TREE.topk, "num_draft_tokens": TREE.num_draft_tokens}
-
-
-def with_length(path: str, tokens: int) -> dict:
-    limit = {"sampling_params": {"max_new_tokens": tokens}} if path == GENERATE else {"max_tokens": tokens}
-    return BODIES[path] | limit
 
 
 @EVERYWHERE
 def test_a_request_may_turn_speculation_off(client: Client, path: str):
-    answer = client.post(path, **with_length(path, 9), speculative={"enabled": False}).json()
+    answer = client.post(path, **asking(path, 9), speculative={"enabled": False}).json()
     if path == GENERATE:
         assert (answer["meta_info"]["spec_num_proposed_drafts"], answer["meta_info"]["spec_verify_ct"]) == (0, 4)
     else:
@@ -32,7 +25,7 @@ def test_a_request_may_turn_speculation_off(client: Client, path: str):
 @EVERYWHERE
 @pytest.mark.parametrize("field", [None, {}, {"enabled": True}, NUMBERS, NUMBERS | {"enabled": True}, NUMBERS | {"head_steps": 3}])
 def test_a_request_may_name_a_compiled_tree_or_leave_it_to_the_engine(client: Client, path: str, field: dict | None):
-    answer = client.post(path, **with_length(path, 9), speculative=field).json()
+    answer = client.post(path, **asking(path, 9), speculative=field).json()
     drafted = 4 * (TREE.num_draft_tokens - 1)
     if path == GENERATE:
         assert answer["meta_info"]["spec_num_proposed_drafts"] == drafted
@@ -63,7 +56,7 @@ def test_what_is_refused(client: Client, path: str, field: dict, param: str, mes
 
 @EVERYWHERE
 def test_a_trace_tells_of_every_token(client: Client, path: str):
-    events = client.events(path, **with_length(path, 30), speculative={"trace": True})
+    events = client.events(path, **asking(path, 30), speculative={"trace": True})
     traces = [event["speculative_trace"] for event in events if "speculative_trace" in event]
     tokens = [token for trace in traces for token in trace["tokens"]]
     expected = TEXT.encode()[:30]
@@ -84,8 +77,7 @@ def test_a_trace_tells_of_every_token(client: Client, path: str):
 @EVERYWHERE
 def test_a_trace_tells_what_a_grammar_changed(client: Client, path: str):
     def trees(**fields) -> list[dict]:
-        limit = {"sampling_params": {"max_new_tokens": 9, **fields}} if path == GENERATE else {"max_tokens": 9, **fields}
-        events = client.events(path, **BODIES[path] | limit, speculative={"trace": True})
+        events = client.events(path, **asking(path, 9, **fields), speculative={"trace": True})
         return [tree for event in events if (tree := event.get("speculative_trace", {}).get("tree"))]
 
     assert [(tree["pruned"], tree["forced"]) for tree in trees(regex="a+")] == [(["{", "["], 1)] * 4
@@ -93,7 +85,7 @@ def test_a_trace_tells_what_a_grammar_changed(client: Client, path: str):
 
 
 def test_a_trace_of_plain_decoding_has_no_trees(client: Client):
-    events = client.events(COMPLETIONS, **with_length(COMPLETIONS, 5), speculative={"trace": True, "enabled": False})
+    events = client.events(COMPLETIONS, **asking(COMPLETIONS, 5), speculative={"trace": True, "enabled": False})
     traces = [event["speculative_trace"] for event in events]
     assert {trace["tree"] for trace in traces} == {None}
     assert [token["from"] for trace in traces for token in trace["tokens"]] == ["prefill", "plain", "plain", "plain", "plain"]
@@ -102,7 +94,7 @@ def test_a_trace_of_plain_decoding_has_no_trees(client: Client):
 @EVERYWHERE
 def test_a_trace_changes_nothing_else(client: Client, path: str):
     def stripped(**more) -> list[dict]:
-        events = client.events(path, **with_length(path, 30), **more)
+        events = client.events(path, **asking(path, 30), **more)
         for event in events:
             event.pop("speculative_trace", None)
             for name in ("id", "created"):
@@ -125,7 +117,7 @@ def test_a_trace_is_of_one_streamed_completion(client: Client, path: str, extra:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_sglangs_details_come_on_request(client: Client, path: str):
-    answer = client.post(path, **with_length(path, 9), return_spec_tokens_details=True).json()
+    answer = client.post(path, **asking(path, 9), return_spec_tokens_details=True).json()
     details = answer["sglext"]["spec_tokens_details"]
     assert (
         details["accepted_drafts_by_source"]
@@ -133,8 +125,8 @@ def test_sglangs_details_come_on_request(client: Client, path: str):
         == {"ngram": 4}
     )
     assert details["spec_verify_ct"] == 4 and details["spec_correct_drafts_histogram"] == [0, 4, 0, 0]
-    assert "sglext" not in client.post(path, **with_length(path, 9)).json()
-    *_, last = client.events(path, **with_length(path, 9), return_spec_tokens_details=True, stream_options={"include_usage": True})
+    assert "sglext" not in client.post(path, **asking(path, 9)).json()
+    *_, last = client.events(path, **asking(path, 9), return_spec_tokens_details=True, stream_options={"include_usage": True})
     assert last["sglext"] == answer["sglext"] and last["metrics"] == answer["metrics"]
 
 

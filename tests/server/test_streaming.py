@@ -5,32 +5,22 @@ import math
 import socket
 import threading
 import time
-from urllib.parse import urlparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
-from jaxspec.config import TreeShape
-from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from tests.server.conftest import Client, serving, wait_until
-from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
+from tests.server.conftest import BODIES, GENERATE, MESSAGES, RESPONSES, Client, asking, served, wait_until
+from tests.server.fakes import TEXT, FakeEngine, SlowEngine
 
-BODIES = {
-    "/v1/completions": {"prompt": "hello", "max_tokens": 50},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
-    "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 50}},
-}
-EVERYWHERE = BODIES | {
-    "/v1/responses": {"input": "hi", "max_output_tokens": 50},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
-}
+LATE = "the request was not finished in time: ask for fewer tokens, or try again later"
 
 
 def send(client: Client, path: str, body: dict) -> socket.socket:
     """Posts over a bare socket, which can be closed at any moment."""
-    url = urlparse(str(client.http.base_url))
-    connection = socket.create_connection((url.hostname, url.port), timeout=20)
+    connection = client.connect()
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
@@ -47,6 +37,16 @@ def receive(connection: socket.socket, until: bytes) -> bytes:
     return received
 
 
+@contextmanager
+def in_mid_stream(client: Client, path: str) -> Iterator[socket.socket]:
+    """A stream that has begun, when the engine stands still again."""
+    client.engine.allow(0)
+    with send(client, path, asking(path, 50) | {"stream": True}) as connection:
+        wait_until(lambda: client.engine.running == 1)
+        client.engine.allow(1)
+        yield connection
+
+
 def wait_for_aborts(client: Client, count: int) -> None:
     """The engine goes on slowly: it must hear of the aborts long before the requests are finished."""
     for _ in range(20):
@@ -59,23 +59,19 @@ def wait_for_aborts(client: Client, count: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", EVERYWHERE)
+@pytest.mark.parametrize("path", BODIES)
 def test_hanging_up_aborts_the_request(client: Client, path: str, stream: bool):
     """Before the first token, streamed or not."""
     client.engine.allow(0)
-    with send(client, path, {**EVERYWHERE[path], "stream": stream}):
+    with send(client, path, asking(path, 50) | {"stream": stream}):
         wait_until(lambda: client.engine.running == 1)
     wait_for_aborts(client, 1)
 
 
-@pytest.mark.parametrize("path", EVERYWHERE)
+@pytest.mark.parametrize("path", BODIES)
 def test_hanging_up_in_mid_stream_aborts_the_request(client: Client, path: str):
-    client.engine.allow(0)
-    with send(client, path, {**EVERYWHERE[path], "stream": True}) as connection:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(1)
-        received = connection.recv(65536)
-        assert received.startswith(b"HTTP/1.1 200 OK")
+    with in_mid_stream(client, path) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
     wait_for_aborts(client, 1)
 
 
@@ -116,34 +112,44 @@ def test_a_failing_step_is_a_500_without_details(client: Client, path: str):
     client.engine.failures = 1
     response = client.post(path, **BODIES[path], stream=True)
     assert response.status_code == 500
+    assert list(response.json()) == (["type", "error"] if path == MESSAGES else ["error"])
     error = response.json()["error"]
-    assert error["type"] == "server_error"
+    assert error["type"] == ("api_error" if path == MESSAGES else "server_error")
     assert "engine" in error["message"] and "secret" not in response.text and "Traceback" not in response.text
     assert client.post(path, **BODIES[path]).status_code == 200
 
 
+TOLD = dict.fromkeys(BODIES, ('data: {"error":{"message":"SAID', "data: [DONE]\n\n")) | {
+    RESPONSES: ("event: response.failed\ndata: ", '"status":"failed"', '"error":{"code":"server_error","message":"SAID'),
+    MESSAGES: ('event: error\ndata: {"type":"error","error":{"type":"KIND","message":"SAID',),
+}
+"""What begins the event that tells of a failure, and what comes behind."""
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "kind"),
+    [("error", "the engine failed", "api_error"), ("timeout", LATE, "timeout_error")],
+    ids=["error", "timeout"],
+)
 @pytest.mark.parametrize("path", BODIES)
-def test_a_step_that_fails_in_mid_stream(client: Client, path: str):
+def test_what_fails_in_mid_stream(client: Client, path: str, reason: str, said: str, kind: str):
     """The status is out already: the error is an event, and the stream ends in order."""
-    client.engine.allow(0)
-    with send(client, path, {**BODIES[path], "stream": True}) as connection:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(1)
-        received = connection.recv(65536)
-        client.engine.failures = 1
+    with in_mid_stream(client, path) as connection:
+        received = receive(connection, b"data: ")
+        client.engine.ends_with = reason
         client.engine.allow(math.inf)
-        received += receive(connection, b"[DONE]")
-    assert received.startswith(b"HTTP/1.1 200 OK")
-    assert b'data: {"error":{"message":' in received and b"secret" not in received
+        received += receive(connection, b"\r\n0\r\n\r\n")
+    text = received.decode()
+    first, *others = [part.replace("SAID", said).replace("KIND", kind) for part in TOLD[path]]
+    _, found, behind = text.partition(first)
+    assert text.startswith("HTTP/1.1 200 OK") and found and all(part in behind for part in others) and "secret" not in text
+    assert behind.count("data: ") == (path not in (RESPONSES, MESSAGES))
 
 
 def test_one_that_fails_does_not_end_the_others(client: Client):
-    client.engine.allow(0)
-    with send(client, "/generate", {**BODIES["/generate"], "stream": True}) as first:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(1)
+    with in_mid_stream(client, GENERATE) as first:
         receive(first, b'"text":"T"')
-        with send(client, "/v1/completions", {**BODIES["/v1/completions"], "stream": True}) as second:
+        with send(client, "/v1/completions", asking("/v1/completions", 50) | {"stream": True}) as second:
             time.sleep(0.1)  # it waits for admission: the engine stands in its second step
             client.engine.allow(1)
             wait_until(lambda: client.engine.running == 2)
@@ -159,20 +165,9 @@ def test_running_out_of_time_is_a_504(client: Client, path: str):
     client.engine.ends_with = "timeout"
     response = client.post(path, **BODIES[path])
     assert response.status_code == 504
-    assert response.json()["error"]["type"] == "server_error" and "in time" in response.json()["error"]["message"]
-
-    client.engine.allow(0)
-    with send(client, path, {**BODIES[path], "stream": True}) as connection:
-        wait_until(lambda: client.engine.running == 1)
-        client.engine.allow(1)
-        received = connection.recv(65536)
-        client.engine.ends_with = "timeout"
-        client.engine.allow(math.inf)
-        received += receive(connection, b"[DONE]")
-    assert (
-        received.startswith(b"HTTP/1.1 200 OK")
-        and b'{"error":{"message":"the request was not finished in time: ask for fewer tokens, or try again later"' in received
-    )
+    error = response.json()["error"]
+    assert error["type"] == ("timeout_error" if path == MESSAGES else "server_error")
+    assert error["message"] == LATE
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -182,7 +177,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(client: Client, path:
     response = client.post(path, **BODIES[path], stream=stream)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     error = response.json()["error"]
-    assert (error["type"], error["code"]) == ("server_error", 503)
+    assert (error["type"], error.get("code", 503)) == ("overloaded_error" if path == MESSAGES else "server_error", 503)
     assert "--max-queued-requests is 0: try again" in error["message"]
 
 
@@ -199,9 +194,9 @@ def test_a_broken_engine(caplog: pytest.LogCaptureFixture):
     """What runs gets a 500; what comes later a 503, as does /health."""
     engine = FakeEngine()
     engine.crash = RuntimeError("secret")
-    with serving(engine, ServedModel("broken", CONTEXT, TreeShape(), byte_tokenizer())) as url:
-        first, second = (httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=20) for _ in range(2))
-        health, flush = httpx.get(f"{url}/health"), httpx.post(f"{url}/flush_cache")
+    with served(engine=engine) as client:
+        first, second = (client.post("/v1/completions", prompt="x") for _ in range(2))
+        health, flush = client.http.get("/health"), client.http.post("/flush_cache")
     assert [response.status_code for response in (first, second, health, flush)] == [500, 503, 503, 503]
     assert second.headers["retry-after"] == "1" and "restart the server" in second.json()["error"]["message"]
     assert engine.steps == 1
@@ -210,24 +205,17 @@ def test_a_broken_engine(caplog: pytest.LogCaptureFixture):
 
 def test_what_runs_when_the_server_ends_gets_an_error():
     """Not a cut connection: the stream ends in order, once the time to drain is over."""
-
-    class Slow(FakeEngine):
-        def step(self):
-            time.sleep(0.05)
-            return super().step()
-
     received: list[str] = []
     first = threading.Event()
 
-    def read(url: str) -> None:
-        with httpx.stream("POST", f"{url}/generate", json={"text": "hello", "stream": True}, timeout=20) as response:
+    def read(url: httpx.URL) -> None:
+        with httpx.stream("POST", url.join(GENERATE), json={"text": "hello", "stream": True}, timeout=20) as response:
             for line in response.iter_lines():
                 received.append(line)
                 first.set()
 
-    model, settings = ServedModel("slow", CONTEXT, TreeShape(), byte_tokenizer()), ServerSettings(shutdown_timeout=0.3)
-    with serving(Slow(), model, settings) as url:
-        reader = threading.Thread(target=read, args=[url])
+    with served(ServerSettings(shutdown_timeout=0.3), engine=SlowEngine()) as client:
+        reader = threading.Thread(target=read, args=[client.http.base_url])
         reader.start()
         assert first.wait(20)
     reader.join(20)

@@ -7,9 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from jaxspec.sampling_params import SamplingParams
-from tests.server.conftest import Client
+from tests.server.conftest import CHAT, COMPLETIONS, GENERATE, USER, Client
 from tests.server.test_bad_input import refusal
-from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, USER
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANY_OBJECT = ("json_schema", '{"type": "object"}')

@@ -3,16 +3,11 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
-from jaxspec.server.model import ServedModel
-from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.tool_formats import TOOL_FORMATS
-from tests.server.conftest import Client, serving
-from tests.server.fakes import TREE, FakeEngine, byte_tokenizer
+from tests.server.conftest import CHAT, USER, Client, served
 from tests.server.test_bad_input import refusal
-from tests.server.wrong_fields import CHAT, USER
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": WEATHER}}
@@ -219,25 +214,17 @@ def test_what_is_wrong_is_refused_by_name(client: Client, body: dict[str, Any], 
 
 
 def test_a_model_without_a_known_format_refuses_tools():
-    engine, tokenizer = FakeEngine(), byte_tokenizer("{{ messages[-1].content }}")
-    for name, said in ((None, "--tool-call-parser"), ("hermes", "does not take tools")):
-        form = None if name is None else TOOL_FORMATS[name]
-        model = ServedModel("fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer), tool_format=form)
-        with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
-            error = refusal(Client(http, engine).post(CHAT, messages=USER, tools=[TOOL]), 400)
+    for form, said in ((None, "--tool-call-parser"), (TOOL_FORMATS["hermes"], "does not take tools")):
+        with served(template="{{ messages[-1].content }}", tool_format=form) as own:
+            error = refusal(own.post(CHAT, messages=USER, tools=[TOOL]), 400)
             assert error["param"] == "tools" and said in error["message"]
-            assert (
-                refusal(Client(http, engine).post(CHAT, messages=USER, include_reasoning=False), 400)["param"]
-                == "include_reasoning"
-            )
+            assert refusal(own.post(CHAT, messages=USER, include_reasoning=False), 400)["param"] == "include_reasoning"
 
 
 def test_a_template_without_tools_gets_instructions():
-    engine, tokenizer = FakeEngine(), byte_tokenizer("{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}")
-    model = ServedModel("fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer), tool_format=TOOL_FORMATS["smollm2"])
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
-    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
-        own = Client(http, engine)
+    with served(template=template, context_length=4096, tool_format=TOOL_FORMATS["smollm2"]) as own:
         turns = [{"role": "system", "content": "Be kind."}, *USER, {"role": "assistant", "tool_calls": [call]}]
         prompt = prompt_of(own, turns, tools=[TOOL])
         assert prompt.startswith("system:Be kind.\n\nYou are an expert") and '<tools>[{"name": "weather"' in prompt

@@ -1,8 +1,6 @@
 """Bodies with one wrong field each, and the name that the refusal must have for it."""
 
-COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-USER = [{"role": "user", "content": "hi"}]
+from tests.server.conftest import CHAT, COMPLETIONS, GENERATE, RESPONSES, USER
 
 WRONG_FIELDS = [
     (COMPLETIONS, {}, "prompt"),
@@ -151,6 +149,7 @@ WRONG_FIELDS = [
             "logit_bias": [[], {"x": 1}, {"5": 1000}],
             "allowed_token_ids": [[1]],  # not SGLang's
             "min_tokens": [1],
+            "stop_regex": [["a"]],
         }.items()
         for value in values
     ),
@@ -204,4 +203,33 @@ WRONG_FIELDS = [
     (RESPONSES, {"input": "x", "stream": True, "speculative": {"trace": True}}, "speculative.trace"),
     (RESPONSES, {"input": "x", "metadata": {"a": 1}}, "metadata.a"),
     (RESPONSES, {"input": "x", "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "x", "messages": USER}, "prompt"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"prompt": [1]}, "prompt"),
+    ("/tokenize", {"prompt": ["x"] * 1025}, "prompt"),
+    ("/tokenize", {"prompt": "x" * (2**20 + 1)}, "prompt"),
+    ("/tokenize", {"prompt": ["x" * 2**19] * 3}, "prompt"),
+    ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+    ("/tokenize", {"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
+    ("/tokenize", {"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
+    ("/tokenize", {"messages": USER, "continue_final_message": True}, "continue_final_message"),
+    ("/tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": "x"}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [256]}, "tokens"),
+    ("/detokenize", {"tokens": [[1], [256]]}, "tokens"),
+    ("/detokenize", {"tokens": [1, [1]]}, "tokens"),
+    ("/detokenize", {"tokens": [1.5]}, "tokens"),
+    ("/detokenize", {"tokens": [1] * (2**18 + 1)}, "tokens"),
+    ("/detokenize", {"tokens": [[]] * 1025}, "tokens"),
+    ("/abort_request", {}, "rid"),
+    ("/abort_request", {"abort_all": False}, "rid"),
+    ("/abort_request", {"abort_all": 1}, "abort_all"),
+    ("/abort_request", {"abort_message": "x"}, "abort_message"),
 ]

@@ -78,8 +78,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 
 def parsed(form: AnswerFormat, pieces: list[str]) -> list[Event]:
-    parser = AnswerParser(form)
-    return merged([*(event for piece in pieces for event in parser.add(piece)), *parser.finish()])
+    parser, last = AnswerParser(form), len(pieces) - 1
+    return merged([event for index, piece in enumerate(pieces) for event in parser.add(piece, is_last=index == last)])
 
 
 def check_pieces(form: AnswerFormat, text: str) -> list[Event]:

@@ -8,8 +8,8 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -21,8 +21,7 @@ _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|const|class) (\w+))", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Playground:
+class Playground(NamedTuple):
     """The document and its HTTP headers."""
 
     html: bytes
