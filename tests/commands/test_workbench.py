@@ -87,6 +87,19 @@ def test_a_pass_finds_nothing_that_the_last_one_left():
     assert passes[0].tokens == passes[1].tokens and passes[1].accept_length == 1
 
 
+def test_a_pass_keeps_as_many_requests_in_flight_as_it_is_told(monkeypatch):
+    engine, seen = tiny_engine(PLAIN), []
+    step = engine.step
+
+    def counting():
+        seen.append(engine.stats().running + engine.stats().waiting)
+        return step()
+
+    monkeypatch.setattr(engine, "step", counting)
+    prompts, params = [[1, 2], [3, 4], [5, 6]], [SamplingParams(max_tokens=count, temperature=0.0) for count in (5, 2, 3)]
+    assert [len(tokens) for tokens in run(engine, prompts, params, concurrency=2).tokens] == [5, 2, 3] and max(seen) == 2
+
+
 def test_compilations_are_counted():
     numbers = jnp.arange(7).block_until_ready()
     counter = CompilationCounter()
