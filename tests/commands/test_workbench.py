@@ -12,7 +12,7 @@ from jaxspec.commands import workbench
 from jaxspec.commands.common import Chat, PromptSet, Turns
 from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
-from jaxspec.config import PLAIN
+from jaxspec.config import PLAIN, EngineConfig
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_config, tiny_engine
 from tests.server.fakes import byte_tokenizer
@@ -72,7 +72,7 @@ def test_the_model_answers_itself():
     bench: Any = Workbench.__new__(Workbench)
     tokenizer = byte_tokenizer(chat_template="{% for message in messages %}<{{ message.content }}>{% endfor %}")
     target = engine_target(max_position_embeddings=64)
-    bench.models = SimpleNamespace(target=target, head=None, tokenizer=tokenizer)
+    bench.models = SimpleNamespace(target=target, head=None, tokenizer=tokenizer, config=EngineConfig())
     first, second = bench.ask(PromptSet("a file", [Turns(["a", "b"])]), 4).prompts
     params = [SamplingParams(max_tokens=4, temperature=0)]
     [answer] = run(bench.engine(PLAIN, 1, 64), bench.encode([first]), params).outputs
