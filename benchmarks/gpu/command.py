@@ -141,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         keep({"begins": date, "environment": environment, "size": options.size})
         deadline = began + options.budget - GRACE
-        run_part(Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache), options.tp), keep)
+        task = Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache), options.tp, parent=os.getpid())
+        run_part(task, keep)
         keep({"seconds": time.time() - started})
         measured = tables.by_part(map(json.loads, options.out.read_text().splitlines()))[part]
         failures += len(measured["failed"])

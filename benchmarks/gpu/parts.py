@@ -67,3 +67,5 @@ class Task(NamedTuple):
     """Devices that share the models."""
     first: int = 0
     """The number of the first case; those before it were started by earlier processes."""
+    parent: int = 0
+    """The process that waits for this one, which may be killed before this one has loaded JAX."""

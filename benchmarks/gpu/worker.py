@@ -73,7 +73,7 @@ def main() -> None:
         found = {**record.environment(os.getloadavg()[0]), "platform": jax.devices()[0].platform, "driver": driver()}
         print(json.dumps(found), flush=True)
         os._exit(0)
-    task, parent = Task(**json.loads(sys.argv[1])), os.getppid()
+    task = Task(**json.loads(sys.argv[1]))
     part, known = PARTS[ORDER.index(task.part)], by_part(map(json.loads, Path(task.out).read_text().splitlines()))
     copies = known["copy"]["rows"] if "copy" in known else []
     lab = Lab(SIZES[task.size], *(row["bytes_per_second"] for row in copies), tp=task.tp)
@@ -83,7 +83,7 @@ def main() -> None:
     with open(task.out, "ab", buffering=0) as out:
         for line in run_cases(task, cases_of(part, lab)):
             out.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
-            if os.getppid() != parent:  # nobody waits for the rest
+            if os.getppid() != task.parent:  # nobody waits for the rest
                 break
             if "starts" in line:
                 print(f"{part.name}: {' '.join(map(str, line['case'].values()))}", flush=True)
