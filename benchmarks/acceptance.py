@@ -20,7 +20,7 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import Workbench, depth_acceptance, mean
+from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, mean
 from jaxspec.config import PLAIN, TreeShape
 
 from . import record
@@ -43,7 +43,7 @@ DEFAULT_TREES = ("3/1/4", "2/2/4", "3/2/4", "7/1/8", "3/4/8", "5/4/8", "15/1/16"
 
 def describe(tree: TreeShape, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
     """One tree, for JSON. `kinds`: those of the prompts."""
-    complete = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens may cut the last
+    complete = [each[:-1] for each in load.accept_lengths]  # --max-tokens may cut the last
     lengths = [length for several in complete for length in several]
     of_prompts = [mean(several) for several in complete if several]
     if not lengths:
@@ -58,7 +58,7 @@ def describe(tree: TreeShape, load: Load, plain: Load, kinds: Sequence[str] | No
         "accepted_given_parent": depth_acceptance(lengths),
         "accept_rate": sum(length - 1 for length in lengths) / drafted,
         "accept_length_of_prompts": of_prompts,
-        "equal_to_plain": load.count_equal(plain),
+        "equal_to_plain": count_equal(load.tokens, plain.tokens),
         "prompts": len(plain.tokens),
         "kinds": mean_of_kinds(kinds, complete) if kinds else None,
     }
@@ -89,7 +89,7 @@ def tables(results: dict) -> dict[str, str]:
     rows, best = [], []
     for count in sorted({each["nodes"] for each in first}):
         group = [each for each in first if each["nodes"] == count]
-        chain = next((each for each in group if is_chain(each)), None)
+        chain = next((each for each in group if each["tree"].split("/")[1] == "1"), None)
         best.append(max(group, key=lambda each: each["accept_length"]))
         rows += [row(each, chain, bold=each is best[-1] and len(group) > 1) for each in group]
     header = ["tree", "nodes", "accept length", "relative to the chain", "per prompt: min, median, max", "drafts accepted"]
@@ -138,10 +138,6 @@ def row(each: dict, chain: dict | None, *, bold: bool) -> list[str]:
     return [each["tree"], str(each["nodes"]), length, gain, spread, f"{each['accept_rate']:.0%}"]
 
 
-def is_chain(each: dict) -> bool:
-    return each["tree"].split("/")[1] == "1"
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("acceptance", __doc__)
     add_common_options(parser, num_prompts=20, max_tokens=128)
@@ -175,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plain = sweep.accept(PLAIN)
         temperatures[f"{temperature:g}"] = [describe(tree, sweep.accept(tree), plain, prompts.kinds) for tree in trees]
         if temperature > 0:
-            texts = [(encoded[number], tokens) for number, tokens in sorted(plain.tokens.items())]
+            texts = list(zip(encoded, plain.tokens, strict=True))
             distributions[f"{temperature:g}"] = compare(bench.models, texts, temperature, sweep.calibration)
     results = {"head": bench.models.head.config.algorithm, "temperatures": temperatures, "distributions": distributions}
     record.write("acceptance", options, prompts, results)

@@ -1,52 +1,53 @@
 """Runs prompts through an engine with a fixed number of requests in flight, takes times, and compares engines side by side."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxspec import SamplingParams, TreeShape
+from jaxspec.commands import workbench
 from jaxspec.commands.workbench import CompilationCounter, mean
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationRequest
-from jaxspec.engine.stats import EngineStats
 
 from .options import BenchmarkError
 
 
 @dataclass
 class Load:
-    """One run of some prompts. The dictionaries are keyed by the number of the prompt."""
+    """One run of some prompts, or several added up."""
 
     seconds: float = 0.0
-    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    accept_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Tokens of every verification."""
-    host_ms: float = 0.0
-    """Host time per cycle, in milliseconds."""
-    launch_ms: float = 0.0
-    """Time to launch the programs of a cycle, in milliseconds."""
-    wait_ms: float = 0.0
-    """Time the host waited for the device, in milliseconds per cycle."""
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each prompt."""
+    accept_lengths: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each prompt: tokens of every verification."""
+    host_seconds: float = 0.0
+    launching_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     cycles: int = 0
-    """Cycles of the engine; one cycle serves a whole batch."""
+    """Of the engine, as the three above in EngineStats; one cycle serves a whole batch."""
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def verifications(self) -> list[int]:
         """Tokens of every verification of every request."""
-        return [length for each in self.accept_lengths.values() for length in each]
+        return [length for each in self.accept_lengths for length in each]
 
     @property
     def accept_length(self) -> float:
         """Mean tokens per verification, bonus included."""
         return mean(self.verifications)
 
-    def count_equal(self, other: "Load") -> int:
-        """The number of prompts with the same tokens in both runs."""
-        return sum(self.tokens[number] == tokens for number, tokens in other.tokens.items())
-
     @property
     def tokens_per_second(self) -> float:
-        return sum(map(len, self.tokens.values())) / self.seconds
+        return sum(map(len, self.tokens)) / self.seconds
+
+    @property
+    def per_cycle_ms(self) -> dict[str, float]:
+        """The host's work, launching programs, and waiting for the device."""
+        seconds = {"host": self.host_seconds, "launch": self.launching_seconds, "wait": self.waiting_seconds}
+        return {what: 1e3 * each / max(1, self.cycles) for what, each in seconds.items()}
 
 
 def run(
@@ -56,33 +57,17 @@ def run(
     concurrency: int,
     tree: TreeShape | None = None,
 ) -> Load:
-    """Keeps `concurrency` requests in the engine until every prompt is done. `tree` is the requests' draft tree (Engine.add)."""
-    load, before, started = Load(), engine.stats(), time.perf_counter()
-    waiting = list(reversed(range(len(prompts))))
-    numbers: dict[str, int] = {}
-    while waiting or engine.has_work:
-        while waiting and len(numbers) < concurrency:
-            number = waiting.pop()
-            numbers[engine.add(GenerationRequest(tuple(prompts[number]), params[number], tree=tree)).id] = number
-        for update in engine.step():
-            if update.output:
-                number = numbers.pop(update.request_id)
-                if update.output.error:
-                    raise BenchmarkError(update.output.error)
-                load.tokens[number] = update.output.token_ids
-                load.accept_lengths[number] = update.output.speculation.accept_lengths
-    load.seconds = time.perf_counter() - started
-    load.host_ms, load.launch_ms, load.wait_ms = per_cycle(before, after := engine.stats())
-    load.cycles = after.cycles - before.cycles
-    return load
-
-
-def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float, float]:
-    """Milliseconds per cycle: host work, launching, and waiting for the device."""
-    cycles = max(1, after.cycles - before.cycles)
-    host, launching = after.host_seconds - before.host_seconds, after.launching_seconds - before.launching_seconds
-    waiting = after.waiting_seconds - before.waiting_seconds
-    return 1e3 * host / cycles, 1e3 * launching / cycles, 1e3 * waiting / cycles
+    """As workbench.run; it also tells the engine's times."""
+    before, done, after = engine.stats(), workbench.run(engine, prompts, params, concurrency, tree), engine.stats()
+    return Load(
+        done.seconds,
+        done.tokens,
+        [output.speculation.accept_lengths for output in done.outputs],
+        after.host_seconds - before.host_seconds,
+        after.launching_seconds - before.launching_seconds,
+        after.waiting_seconds - before.waiting_seconds,
+        after.cycles - before.cycles,
+    )
 
 
 def parts_of(requests: int, batch: int) -> list[range]:
@@ -104,23 +89,7 @@ def side_by_side[Way](
         order = range(len(ways)) if (index + number) % 2 == 0 else reversed(range(len(ways)))
         for way in order:
             loads[way].append(run_part(ways[way], part))
-    return [merged(each) for each in loads]
-
-
-def merged(loads: Sequence[Load]) -> Load:
-    """Joins consecutive loads: requests are renumbered, times per cycle become means."""
-    whole, first = Load(), 0
-    for load in loads:
-        whole.seconds += load.seconds
-        for name in ("tokens", "accept_lengths"):
-            vars(whole)[name].update({first + number: value for number, value in vars(load)[name].items()})
-        for name in ("host_ms", "launch_ms", "wait_ms"):
-            vars(whole)[name] += vars(load)[name] * load.cycles
-        whole.cycles += load.cycles
-        first += len(load.tokens)
-    for name in ("host_ms", "launch_ms", "wait_ms"):
-        vars(whole)[name] /= max(1, whole.cycles)
-    return whole
+    return [sum(each, Load()) for each in loads]
 
 
 def alternate[Way](ways: Sequence[Way], rounds: int) -> Iterator[tuple[int, Way]]:

@@ -39,13 +39,6 @@ KINDS = (
 )
 
 
-class Loaded(NamedTuple):
-    """What a peer runs: one of its contenders (peer_sides.Offer) with weights in one precision."""
-
-    precision: str
-    contender: str
-
-
 class NotRun(BenchmarkError):
     """A peer, or one way to run it, failed. The message says why, and what to install if that helps."""
 
@@ -75,12 +68,12 @@ class Peer:
         """Loads the model in one precision (see peer_sides.Task). Returns the ways to run each contender."""
         return self.ask(op="load", **task)["ways"]
 
-    def generate(self, what: Loaded, way: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
-        """Runs all prompts in sequence."""
-        answer = self.ask(op="generate", **what._asdict(), way=way, prompts=prompts, max_tokens=max_tokens)
+    def generate(self, prompts: Sequence[Sequence[int]], **how: Any) -> Timed:
+        """Runs all prompts in sequence. `how`: precision, contender, way and max_tokens, as peer_sides.py explains."""
+        answer = self.ask(op="generate", prompts=prompts, **how)
         return answer["seconds"], answer["token_ids"]
 
-    def fastest(self, what: Loaded, ways: Sequence[str], prompts: Sequence[Sequence[int]], max_tokens: int) -> str:
+    def fastest(self, ways: Sequence[str], prompts: Sequence[Sequence[int]], **how: Any) -> str:
         """The fastest way on these prompts, after an untimed pass of each. Raises NotRun if every way fails."""
         if len(ways) == 1:
             return ways[0]
@@ -89,7 +82,7 @@ class Peer:
             if way not in seconds:
                 continue
             try:
-                taken, _ = self.generate(what, way, prompts, max_tokens)
+                taken, _ = self.generate(prompts, way=way, **how)
             except NotRun:
                 del seconds[way]
                 if not seconds:

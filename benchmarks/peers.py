@@ -24,6 +24,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,7 +45,7 @@ from . import record
 from .load import alternate, check_nothing_compiled
 from .options import BenchmarkError, BenchmarkParser, add_common_options, exit_on_error, prompts_of
 from .peer_models import GGUF_TYPES, Models, Weights
-from .peer_process import KINDS, Kind, Loaded, NotRun, Peer, Timed
+from .peer_process import KINDS, Kind, NotRun, Peer, Timed
 from .peer_tables import OURS, TRANSFORMERS, tables
 from .record import Spread, shares
 
@@ -52,6 +53,8 @@ NAMES = tuple(kind.name for kind in KINDS)
 DRAFTS = ("head", "both", "deeper", "adaptive", "ngram")
 TRIAL_TOKENS = 32
 """Per prompt in the trial of a peer's ways: enough for lookups to find something."""
+Runs = dict[str, list[list[Timed]]]
+"""By the contender's name, round and prompt."""
 
 
 class Contender(NamedTuple):
@@ -72,15 +75,6 @@ class Contender(NamedTuple):
     def name(self) -> str:
         mode = f", {self.mode}" if self.mode and self.engine != OURS else f" {self.mode}".rstrip()
         return f"{self.engine}{mode}, {self.weights}"
-
-
-class Measured(NamedTuple):
-    """The rounds of every contender that ran, by name in their order, and why the others did not."""
-
-    rounds: dict[str, list[Timed]]
-    not_run: dict[str, str]
-    seconds: dict[str, list[list[float]]]
-    """Of every contender that ran, by round and prompt."""
 
 
 class Drafts(NamedTuple):
@@ -112,17 +106,12 @@ def ours(bench: Workbench, drafts: Drafts, weights: Weights, context: int, max_t
     return Contender(OURS, str(drafts), weights.precision, weights.name, "", generate)
 
 
-def theirs(peer: Peer, what: Loaded, weights: str, way: str, max_tokens: int) -> Contender:
-    """A peer in one of its modes."""
-    name = "" if what.contender == "plain" else what.contender
-    return Contender(
-        peer.kind.name, name, what.precision, weights, way, lambda prompts: peer.generate(what, way, prompts, max_tokens)
-    )
+def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], rounds: int) -> tuple[Runs, dict[str, str]]:
+    """Rounds of every contender, after an untimed one; and of those that did not run to the end the reason.
 
-
-def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], rounds: int) -> Measured:
-    """Rounds of every contender, after an untimed one. Each prompt runs through all engines before the next, so that a machine that
-    changes its speed slows all alike. A contender that fails is dropped; the others continue."""
+    Each prompt runs through all engines before the next, so that a machine that changes its speed slows all alike. A contender that
+    fails is dropped; the others continue.
+    """
     running = {each.name: each for each in contenders}
     not_run: dict[str, str] = {}
 
@@ -151,8 +140,7 @@ def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], r
     with tqdm(total=rounds * len(running) * len(prompts), desc="timed", unit="run") as bar:
         done = [run_round() for _ in range(rounds)]
     check_nothing_compiled(counter, before=0)
-    seconds = {name: [[timed for timed, _ in each[name]] for each in done] for name in running}
-    return Measured({name: [joined(each[name]) for each in done] for name in running}, not_run, seconds)
+    return {name: [each[name] for each in done] for name in running}, not_run
 
 
 def joined(runs: Sequence[Timed]) -> Timed:
@@ -160,30 +148,30 @@ def joined(runs: Sequence[Timed]) -> Timed:
     return sum(seconds for seconds, _ in runs), [tokens for _, several in runs for tokens in several]
 
 
-def summarize(contenders: Sequence[Contender], measured: Measured, max_tokens: int, kinds: Sequence[str] = ()) -> dict:
+def summarize(contenders: Sequence[Contender], runs: Runs, max_tokens: int, kinds: Sequence[str] = ()) -> dict:
     """Speeds, and ratios to the baseline within each round, for JSON. The baseline is transformers, or else our plain decoding, in
     the first precision. The first contender of a precision must be our plain decoding. `kinds`: of the prompts, if they have some.
     """
-    rounds = measured.rounds
+    rounds = {name: list(map(joined, each)) for name, each in runs.items()}
     baseline = next((each.name for each in contenders if each.engine == TRANSFORMERS and each.name in rounds), contenders[0].name)
     return {
         "baseline": baseline,
         "contenders": [
             describe(each, reference_of(each, contenders).name, rounds, rounds[baseline], max_tokens)
-            | ({"by_kind": by_kind(kinds, measured.seconds[each.name], max_tokens)} if kinds else {})
+            | ({"by_kind": by_kind(kinds, runs[each.name], max_tokens)} if kinds else {})
             for each in contenders
             if each.name in rounds
         ],
     }
 
 
-def by_kind(kinds: Sequence[str], rounds: Sequence[Sequence[float]], max_tokens: int) -> dict[str, dict]:
-    """Tokens per second with the prompts of each kind. `rounds`: the seconds of every prompt."""
+def by_kind(kinds: Sequence[str], rounds: Sequence[Sequence[Timed]], max_tokens: int) -> dict[str, dict]:
+    """Tokens per second with the prompts of each kind."""
 
-    def speed(kind: str, seconds: Sequence[float]) -> float:
-        return max_tokens * kinds.count(kind) / sum(each for own, each in zip(kinds, seconds, strict=True) if own == kind)
+    def speed(kind: str, runs: Sequence[Timed]) -> float:
+        return max_tokens * kinds.count(kind) / sum(seconds for own, (seconds, _) in zip(kinds, runs, strict=True) if own == kind)
 
-    return {kind: Spread([speed(kind, seconds) for seconds in rounds]).describe() for kind in dict.fromkeys(kinds)}
+    return {kind: Spread([speed(kind, runs) for runs in rounds]).describe() for kind in dict.fromkeys(kinds)}
 
 
 def reference_of(contender: Contender, contenders: Sequence[Contender]) -> Contender:
@@ -285,10 +273,11 @@ class Peers:
                 self.not_run[f"{peer.kind.name}, {precision}"] = str(error)
                 continue
             for mode, ways in modes.items():
-                what = Loaded(precision, mode)
+                what: dict[str, Any] = {"precision": precision, "contender": mode}
                 try:
-                    way = peer.fastest(what, ways, prompts[:2], min(options.max_tokens, TRIAL_TOKENS))
-                    found.append(theirs(peer, what, weights, way, options.max_tokens))
+                    way = peer.fastest(ways, prompts[:2], max_tokens=min(options.max_tokens, TRIAL_TOKENS), **what)
+                    generate = partial(peer.generate, max_tokens=options.max_tokens, way=way, **what)
+                    found.append(Contender(peer.kind.name, mode if mode != "plain" else "", precision, weights, way, generate))
                 except NotRun as error:
                     self.not_run[f"{peer.kind.name}, {mode}, {precision}"] = str(error)
         self.versions = {name: known for name, known in self.versions.items() if name in {each.engine for each in found}}
@@ -337,10 +326,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contenders = [ours(found[weights], each, weights, context, options.max_tokens) for weights, each in product(found, drafts)]
         contenders += peers.contenders(encoded, options, models, context)
         contenders.sort(key=lambda each: options.precision.index(each.precision))
-        measured = measure(contenders, encoded, options.rounds)
+        runs, failed = measure(contenders, encoded, options.rounds)
     results = {
-        **summarize(contenders, measured, options.max_tokens, prompts.kinds or ()),
-        "not_run": peers.not_run | measured.not_run,
+        **summarize(contenders, runs, options.max_tokens, prompts.kinds or ()),
+        "not_run": peers.not_run | failed,
         "versions": peers.versions,
     }
     print("\n\n".join(tables(results).values()))

@@ -35,27 +35,23 @@ MARKDOWN = (ROOT / "README.md", ROOT / "docs/performance.md") if IN_CLONE else (
 
 
 class Results:
-    """All records of a directory by file name without suffix, oldest first; those of `bench gpu`, in another format, by part."""
+    """The newest record of each file of a directory, by its name without suffix; of `bench gpu`, in another format, by part."""
 
     def __init__(self, directory: Path):
         self.directory = directory
         files = (path for path in sorted(directory.glob("*.jsonl")) if path.name != GPU_RECORD)
-        self.files = {path.stem: records for path in files if (records := read(path))}
+        self.files = {path.stem: records[-1] for path in files if (records := read(path))}
         gpu = directory / GPU_RECORD
         self.gpu = by_part(map(json.loads, gpu.read_text().splitlines())) if gpu.exists() else {}
-
-    def newest(self, name: str) -> dict:
-        """The newest record of a file. Raises ValueError if there is none."""
-        if name not in self.files:
-            raise ValueError(f"{self.directory.name} has no record of {name}: run that benchmark")
-        return self.files[name][-1]
 
     def block(self, words: list[str]) -> str:
         """The text for a marker with these words (described above). Raises ValueError if there is no such record or table."""
         if len(words) != 2:
             raise ValueError(f"a marker names a file and a table; got {' '.join(words)!r}")
         name, title = words[0], words[1].replace("_", " ")
-        record = self.newest(name)
+        if name not in self.files:
+            raise ValueError(f"{self.directory.name} has no record of {name}: run that benchmark")
+        record = self.files[name]
         made = tables_of(record)
         if title not in made:
             raise ValueError(f"{name} has no table {title!r}; its tables: {', '.join(made)}")
@@ -106,8 +102,8 @@ def replaced(text: str, block: Callable[[list[str]], str]) -> str:
 
 def printed(results: Results) -> Iterator[str]:
     """The tables of the newest record of every file, then those of the GPU's parts."""
-    for name, records in results.files.items():
-        yield "\n\n".join([f"{name}: {records[-1]['command']} ({measured_on(records[-1])})", *tables_of(records[-1]).values()])
+    for name, record in results.files.items():
+        yield "\n\n".join([f"{name}: {record['command']} ({measured_on(record)})", *tables_of(record).values()])
     yield from (f"gpu, {show_part(part, found)}" for part, found in results.gpu.items())
 
 

@@ -227,8 +227,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, Any]:
     """Warms the server up, and runs the load. Returns results for JSON. Raises BenchmarkError if the first request fails."""
-    import aiohttp
-
+    try:
+        import aiohttp
+    except ImportError:
+        raise BenchmarkError("the HTTP client needs aiohttp: pip install 'jaxspec-llm[bench]'") from None
     key, slots = os.environ.get(KEY_VARIABLE), asyncio.Semaphore(options.max_concurrency or len(prompts.prompts))
     how: dict[str, Any] = {"headers": {"Authorization": f"Bearer {key}"} if key else {}, "read_bufsize": 2**24}
     how |= {"timeout": aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), "connector": aiohttp.TCPConnector(limit=0)}
@@ -266,10 +268,6 @@ async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if requests failed."""
     options = parse(arguments)
-    try:
-        import aiohttp as aiohttp
-    except ImportError:
-        raise BenchmarkError("the HTTP client needs aiohttp: pip install 'jaxspec-llm[bench]'") from None
     prompts = load_prompts(options.prompts, options.num_prompts, BUILT_IN_PROMPTS)
     results = asyncio.run(measure(options, prompts))
     print("".join(f"\n{text}\n" for text in tables(results).values()))

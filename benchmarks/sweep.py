@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Status
@@ -46,16 +45,9 @@ class Sweep:
         self.params = list(params)
         """Of each prompt. They may be replaced by others of the same length."""
         self._max_tokens = max(each.max_tokens for each in params)
-        models, context = bench.models, bench.context_for(prompts, self._max_tokens)
-        sizes: dict[str, Any] = dict(
-            max_running_requests=self.batches[-1], context_length=context, prefix_cache=False, tp_size=models.config.tp_size
-        )
-        self._plain = Engine(models.target, None, models.tokenizer, PLAIN, EngineConfig(**sizes))
-        first, *others = self.trees
-        self._drafting = Engine(
-            models.target, models.head, models.tokenizer, first,
-            EngineConfig(**sizes, request_trees=tuple(others), ngram=ngram),
-        )  # fmt: skip
+        sizes, (first, *others) = (self.batches[-1], bench.context_for(prompts, self._max_tokens)), self.trees
+        self._plain = bench.engine(PLAIN, *sizes, prefix_cache=False)
+        self._drafting = bench.engine(first, *sizes, prefix_cache=False, request_trees=tuple(others), ngram=ngram)
         table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
         self._drafting.runner.table = replace(table, own=table.trees)
         self._restrict(self.batches)

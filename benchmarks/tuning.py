@@ -10,7 +10,7 @@ from statistics import median
 
 from tqdm import tqdm
 
-from jaxspec.commands.workbench import CompilationCounter, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 
 from .load import Load, alternate, check_nothing_compiled, side_by_side
@@ -24,17 +24,9 @@ GROUP = 4
 """Trees that run side by side with one plain decoding."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The trees of a sweep. Plain decoding is not among them: every sweep measures it anyway."""
-
-    trees: list[TreeShape]
-    skipped: dict[str, str]
-    """Combinations that are not tried, as steps/topk/nodes, with the reason."""
-
-
-def grid(steps: Sequence[int], topks: Sequence[int], nodes: Sequence[int]) -> Grid:
-    """All trees of these sizes. A zero stands for plain decoding, as in SGLang's sweep, and is ignored.
+def grid(steps: Sequence[int], topks: Sequence[int], nodes: Sequence[int]) -> tuple[list[TreeShape], dict[str, str]]:
+    """All trees of these sizes, and the combinations that are not tried, with the reason. A zero stands for plain decoding, as in
+    SGLang's sweep, and is ignored: every sweep measures it anyway.
 
     In:  steps [0, 2], topks [1, 2], nodes [4, 16]
     Out: trees 2/1/3, 2/2/4; skipped 2/2/16 (more nodes than 1 + topk + (steps - 1) * topk^2 = 7)
@@ -48,7 +40,7 @@ def grid(steps: Sequence[int], topks: Sequence[int], nodes: Sequence[int]) -> Gr
                     trees.append(TreeShape(step, topk, count))
                 elif count:
                     skipped[f"{step}/{topk}/{count}"] = reason
-    return Grid(trees, skipped)
+    return trees, skipped
 
 
 def why_not(step: int, topk: int, count: int) -> str | None:
@@ -87,29 +79,11 @@ def size(tree: TreeShape) -> tuple[int, int, int, int]:
     return tree.num_steps, tree.topk, tree.num_draft_tokens, tree.of_head.num_steps
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """What one pass over the prompts shows about a tree."""
-
-    accept_length: float
-    """Mean tokens per verification, bonus included."""
-    by_depth: list[float]
-    """How often a draft at depth 1, 2, ... is accepted if all drafts before it are."""
-    equal: int
-    """Prompts with the same tokens as plain decoding."""
-    prompts: int
-
-    @classmethod
-    def of(cls, load: Load, plain: Load) -> "Acceptance":
-        return cls(load.accept_length, depth_acceptance(load.verifications), load.count_equal(plain), len(plain.tokens))
-
-
 @dataclass
 class Timed:
     """A tree at one batch size."""
 
     tree: TreeShape
-    batch: int
     cycle_ms: list[float] = field(default_factory=list)
     cost: list[float] = field(default_factory=list)
     """Time of a cycle divided by that of a plain step timed next to it: the accept length at which the tree breaks even."""
@@ -127,17 +101,24 @@ class Timed:
         return shares([load.tokens_per_second for load in self.tree_passes], [load.tokens_per_second for load in self.plain_passes])
 
 
-def acceptances(sweep: Sweep, trees: Sequence[TreeShape]) -> dict[TreeShape, Acceptance]:
-    """Runs every tree once, at the largest batch size."""
+def acceptances(sweep: Sweep, trees: Sequence[TreeShape]) -> dict[TreeShape, dict]:
+    """Runs every tree once, at the largest batch size, and compares its texts with plain decoding's. For JSON."""
     sweep.compile(trees, sweep.batches[-1:])
-    plain = sweep.accept(PLAIN)
-    with tqdm(trees, desc="accept lengths", unit="tree") as bar:
-        return {tree: Acceptance.of(sweep.accept(tree), plain) for tree in bar}
+    plain, found = sweep.accept(PLAIN).tokens, dict[TreeShape, dict]()
+    for tree in tqdm(trees, desc="accept lengths", unit="tree"):
+        load = sweep.accept(tree)
+        found[tree] = {
+            "accept_length": load.accept_length,
+            "by_depth": depth_acceptance(load.verifications),
+            "equal": count_equal(load.tokens, plain),
+            "prompts": len(plain),
+        }
+    return found
 
 
 def cycle_times(sweep: Sweep, trees: Sequence[TreeShape], batch: int, rounds: int) -> list[Timed]:
     """Times every tree's cycle `rounds` times, each next to plain cycles."""
-    timed = [Timed(tree, batch) for tree in trees]
+    timed = [Timed(tree) for tree in trees]
     with tqdm(total=rounds * len(trees), desc=f"batch {batch}: cycle times", unit="tree") as bar:
         for number, each in alternate(timed, rounds):
             order = (PLAIN, each.tree) if number % 2 == 0 else (each.tree, PLAIN)
@@ -198,14 +179,7 @@ def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, count
 
 def unmeasured(timed: Timed) -> Timed:
     """The same tree without end-to-end runs."""
-    return Timed(timed.tree, timed.batch, timed.cycle_ms, timed.cost)
-
-
-def confirm(sweep: Sweep, best: Timed, rounds: int, counter: CompilationCounter) -> Timed:
-    """Measures the winner again: the maximum of several noisy figures is biased upwards and should not be quoted."""
-    again = unmeasured(best)
-    measure(sweep, [again], best.batch, rounds, counter)
-    return again
+    return Timed(timed.tree, timed.cycle_ms, timed.cost)
 
 
 def describe(each: Timed, accept_length: float) -> dict:
@@ -217,5 +191,6 @@ def describe(each: Timed, accept_length: float) -> dict:
         described["tokens_per_second"] = Spread([load.tokens_per_second for load in each.tree_passes]).describe()
         described["plain_tokens_per_second"] = Spread([load.tokens_per_second for load in each.plain_passes]).describe()
         for name, passes in (("per_cycle_ms", each.tree_passes), ("plain_per_cycle_ms", each.plain_passes)):
-            described[name] = {what: median(vars(load)[f"{what}_ms"] for load in passes) for what in ("host", "launch", "wait")}
+            times = [load.per_cycle_ms for load in passes]
+            described[name] = {what: median(each[what] for each in times) for what in times[0]}
     return described

@@ -16,13 +16,11 @@ Examples:
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser("jaxspec bench gpu", (__doc__ or "").replace("PARTS\n", about + "\n"))
     about = "tiny: for any device; means nothing"
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
-    about = "GPUs that share the models; kernels alone and torch use one (default: 1)"
+    about = "GPUs that share the models; kernels alone use one (default: 1)"
     parser.add_argument("--tp-size", "--tp", dest="tp", type=whole(1), default=1, metavar="N", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
@@ -81,20 +79,11 @@ def check_record(out: Path, size: str, environment: dict[str, Any]) -> None:
 
 
 def run_process(task: Task | None, command: Sequence[str] = COMMAND, **how: Any) -> str:
-    """Runs a task, or tells the environment, in a process of its own. Returns how it ended, if that was before its work was done.
-
-    It has a process group of its own, which is killed with it: a server that it started must not outlive it.
-    """
+    """Runs a task, or tells the environment, in a process of its own. Returns how it ended if its work was not done."""
     share = {} if "XLA_CLIENT_MEM_FRACTION" in os.environ else {"XLA_PYTHON_CLIENT_MEM_FRACTION": MEMORY_SHARE}
     arguments = [*command, *([json.dumps(task._asdict())] if task else [])]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        how |= {"cwd": FOLDER, "env": share | dict(os.environ), "stderr": errors, "start_new_session": True}
-        worker = subprocess.Popen(arguments, **how)
-        try:
-            status = worker.wait()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
+        status = subprocess.run(arguments, cwd=FOLDER, env=share | dict(os.environ), stderr=errors, check=False, **how).returncode
         errors.seek(0)
         return f"the process ended with status {status}: {end_of(errors.read())}" if status else ""
 
@@ -152,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         keep({"begins": date, "environment": environment, "size": options.size})
         deadline = began + options.budget - GRACE
-        run_part(Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache), options.tp), keep)
+        task = Task(part, options.size, str(options.out.resolve()), deadline, str(options.cache), options.tp, parent=os.getpid())
+        run_part(task, keep)
         keep({"seconds": time.time() - started})
         measured = tables.by_part(map(json.loads, options.out.read_text().splitlines()))[part]
         failures += len(measured["failed"])

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from statistics import median
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,16 +53,13 @@ SUMS, IN_A_ROW = (1 << 13, 1 << 16, 1 << 20, 1 << 25), 64
 """Bytes of the sums that `exchanges` times alone, and how many of each follow one another."""
 
 
-class Built(NamedTuple):
-    """A compiled program."""
+def build_cycle(
+    lab: Lab, tree: TreeShape, batch: int, context: int, kernels: Kernels, options: Options
+) -> tuple[jax.stages.Compiled, dict[str, Any]]:
+    """The program that engine.programs.CycleProgram names, for these sizes; with the engine's options of the compiler and these.
 
-    program: jax.stages.Compiled
-    columns: dict[str, Any]
-    """Seconds for tracing and lowering, and for compiling (autotuning included)."""
-
-
-def build_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, kernels: Kernels, options: Options) -> Built:
-    """The program that engine.programs.CycleProgram names, for these sizes; with the engine's options of the compiler and these."""
+    The columns are seconds for tracing and lowering, and for compiling (autotuning included).
+    """
     merge = lab.merger(kernels)
 
     def cycle_program(params, state, rows, page_table):
@@ -77,7 +74,7 @@ def build_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, kernels: Ke
         traced = time.perf_counter()
         program = lowered.compile(compiler_options=own | dict(options))
         columns = {"trace_seconds": traced - started, "compile_seconds": time.perf_counter() - traced}
-        return Built(program, columns | {"found_in_cache": hits.in_this_thread > 0})
+        return program, columns | {"found_in_cache": hits.in_this_thread > 0}
 
 
 def goals(lab: Lab) -> Cases:
@@ -155,12 +152,12 @@ def time_cycle(
     least = estimate.cycle_cost(lab.pair, tree, batch, context)
     moved = sum(least.moved.values())
     key = (tree, batch, context, kernels, tuple(options.items()))
-    built = lab.newest(key, lambda: build_cycle(lab, tree, batch, context, kernels, options))
+    program, columns = lab.newest(key, lambda: build_cycle(lab, tree, batch, context, kernels, options))
     made = make_batch(lab, batch, context, sampling)
 
     def run() -> Any:
         """Each cycle feeds the next."""
-        result = built.program(lab.params, made.state, made.rows, made.page_table)
+        result = program(lab.params, made.state, made.rows, made.page_table)
         made.state = result.state
         return result.report
 
@@ -180,13 +177,13 @@ def time_cycle(
         "byte_roofline_ms": roofline,
         "share_of_byte_roofline": roofline / median(milliseconds),
         "first_run_seconds": first,
-        **(built.columns if sampling == "greedy" else {}),
+        **(columns if sampling == "greedy" else {}),
     }
 
 
 def model(lab: Lab, tree: TreeShape, sampling: str, batch: int, context: int) -> float | None:
     """The time model's milliseconds at the measured bandwidth; None for a GPU that it does not know."""
-    gpu, kind = known_gpu(lab.device.device_kind), SamplingKind.of(SAMPLING[sampling])
+    gpu, kind = known_gpu(lab.placement.device.device_kind), SamplingKind.of(SAMPLING[sampling])
     if gpu is None:
         return None
     return sum(time_model(lab.pair, tree, batch, context, gpu, copy_speed=lab.bandwidth, kind=kind).values())

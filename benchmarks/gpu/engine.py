@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.commands.workbench import count_equal, run
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
@@ -17,7 +18,6 @@ from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import encode
 
-from ..load import Load, run
 from .expected_text import PARAMS, PROMPTS, TOKENS
 from .lab import Cases, Lab
 
@@ -49,10 +49,10 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
         )  # fmt: skip
         prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]
         for kind, expected in TOKENS.items():
-            stored = Load(tokens=dict(enumerate(expected)))
-            found = {tree.name: run(models.engine, prompts, [PARAMS[kind]] * len(prompts), 1, tree) for tree in trees}
-            row[f"{kind}_same_as_stored"] = {tree: load.count_equal(stored) for tree, load in found.items()}
-            row[f"{kind}_same_as_plain"] = {tree: load.count_equal(found[PLAIN.name]) for tree, load in found.items()}
+            params = [PARAMS[kind]] * len(prompts)
+            found = {tree.name: run(models.engine, prompts, params, tree=tree).tokens for tree in trees}
+            row[f"{kind}_same_as_stored"] = {tree: count_equal(tokens, expected) for tree, tokens in found.items()}
+            row[f"{kind}_same_as_plain"] = {tree: count_equal(tokens, found[PLAIN.name]) for tree, tokens in found.items()}
     return row
 
 

@@ -105,12 +105,8 @@ class Lab:
         return Placement.of(self.tp)
 
     @property
-    def device(self) -> jax.Device:
-        return self.placement.device
-
-    @property
     def on_gpu(self) -> bool:
-        return self.device.platform == "gpu"
+        return self.placement.device.platform == "gpu"
 
     def need_gpu(self) -> None:
         """Raises Skip elsewhere."""
@@ -180,11 +176,7 @@ class Lab:
         return HeadDrafter.of(self.graphs[1], kernels=replace(kernels, devices=self.tp))
 
     def time(
-        self,
-        call: Callable[[], Any],
-        prepare: Callable[[], None] = lambda: None,
-        most_calls: int = MOST_CALLS,
-        wait: Callable[[Any], Any] = jax.block_until_ready,
+        self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS
     ) -> list[float]:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.
 
@@ -193,7 +185,7 @@ class Lab:
         prepare()
         for _ in range(2):
             started = time.perf_counter()
-            wait(call())
+            jax.block_until_ready(call())
             once = time.perf_counter() - started
         calls, values = max(1, min(most_calls, round(self.size.sample_seconds / max(once, 1e-6)))), []
         for _ in range(self.size.samples):
@@ -201,7 +193,7 @@ class Lab:
             started = time.perf_counter()
             for _ in range(calls):
                 out = call()
-            wait(out)
+            jax.block_until_ready(out)
             values.append((time.perf_counter() - started) / calls * 1e3)
         return values
 
@@ -217,22 +209,8 @@ class Together[Key]:
         """Raises what tracing or compiling this program raised."""
         if not self._programs:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                self._programs = {name: pool.submit(_compile, make) for name, make in self._lowerings.items()}
+                self._programs = {name: pool.submit(lambda make: make().compile(), make) for name, make in self._lowerings.items()}
         return self._programs.pop(key).result()  # dropped after use, which frees the memory of its CUDA graphs
-
-
-def _compile(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
-    return lower().compile()
-
-
-@partial(jax.jit, static_argnums=1)
-def _bytes(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.randint(key, shape, 0, 112, jnp.uint8)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: jax.Array) -> jax.Array:
-    return (jax.random.normal(key, shape, dtype) * scale).astype(dtype)
 
 
 def _stored_as[Config: (ModelConfig, Eagle3Config)](config: Config, kind: str) -> Config:
@@ -247,9 +225,10 @@ def random_matrix(seed: int, like: Any) -> jax.Array:
     """Of the shape and dtype of `like`: small numbers, or bytes below 112, of which none is FP8's NaN."""
     if like.dtype.itemsize > 1:
         return random_array(seed, like.shape, like.dtype, 0.02)
-    return _bytes(jax.random.key(seed, impl="unsafe_rbg"), like.shape).view(like.dtype)
+    return jax.random.randint(jax.random.key(seed, impl="unsafe_rbg"), like.shape, 0, 112, jnp.uint8).view(like.dtype)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def random_array(seed: int, shape: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:
     """Normal numbers, made on the device with its fastest generator; one small program per shape."""
-    return _normal(jax.random.key(seed, impl="unsafe_rbg"), tuple(shape), jnp.dtype(dtype), jnp.asarray(scale, dtype))
+    return jax.random.normal(jax.random.key(seed, impl="unsafe_rbg"), shape, dtype) * jnp.asarray(scale, dtype)

@@ -24,8 +24,6 @@ class Part(NamedTuple):
     about: str
     limit: float = 120.0
     """Seconds that one case may take."""
-    uses_jax: bool = True
-    """False: the process must not take the GPU's memory for JAX."""
 
 
 COMPILES = 300.0
@@ -44,8 +42,6 @@ PARTS = (
     Part("check", "checks.check", "every implementation of every kernel against the reference"),
     Part("gemm", "products.cases", "the matrix products of 1 to 64 rows: XLA four ways, our kernel"),
     Part("tiles", "attention.tiles", "attention with other splits, keys per block, stages and warps"),
-    Part("peer", "peer.cases", "torch: products, a Llama in a CUDA graph", limit=COMPILES, uses_jax=False),
-    Part("server", "server.cases", "a server under load; needs fastapi, uvicorn and pydantic", limit=COMPILES, uses_jax=False),
     Part("attention", "attention.times", "each implementation of attention at batches 1 to 64, contexts 512 to 32768"),
     Part("grid", "cycles.grid", "whole greedy cycles at batches 1 to 64 and contexts 512 to 32768", limit=COMPILES),
 )
@@ -71,3 +67,5 @@ class Task(NamedTuple):
     """Devices that share the models."""
     first: int = 0
     """The number of the first case; those before it were started by earlier processes."""
+    parent: int = 0
+    """The process that waits for this one, which may be killed before this one has loaded JAX."""

@@ -48,12 +48,12 @@ def profiled(lab: Lab, tree: Any, sampling: str) -> dict[str, Any]:
     """Microseconds and launches per cycle of each kind of kernel, the longest first, and their sum."""
     lab.need_gpu()
     context = lab.size.context
-    built = lab.newest(tree, lambda: build_cycle(lab, tree, 1, context, DEFAULT_KERNELS, NO_GRAPH))
+    program, _ = lab.newest(tree, lambda: build_cycle(lab, tree, 1, context, DEFAULT_KERNELS, NO_GRAPH))
     made = make_batch(lab, 1, context, sampling)
 
     def run() -> None:
         for _ in range(CYCLES):
-            made.state = built.program(lab.params, made.state, made.rows, made.page_table).state
+            made.state = program(lab.params, made.state, made.rows, made.page_table).state
         jax.block_until_ready(made.state.sequences.length)
 
     try:
@@ -66,7 +66,7 @@ def profiled(lab: Lab, tree: Any, sampling: str) -> dict[str, Any]:
             kernels = list(read_kernels(jax.profiler.ProfileData.from_file(str(file))))
     finally:
         made.delete()
-    names = dict(INSTRUCTION.findall(built.program.as_text() or ""))
+    names = dict(INSTRUCTION.findall(program.as_text() or ""))
     kinds = by_kind(kernels, names)
     return {
         "busy_milliseconds": sum(microseconds for microseconds, _ in kinds.values()) / 1e3,

@@ -14,7 +14,7 @@ ANCHORS = {"plain": 5.26, "3/1/4": 7.1, "7/1/8": 8.6}
 """SGLang on an H200, Llama 3.1 8B with EAGLE-3, batch 1: milliseconds per greedy cycle of each tree."""
 DETAILS = (
     "versions", "nvidia_smi", "operations", "bytes", "arithmetic_roofline_ms", "context_grew_by", "trace_seconds", "lower_seconds",
-    "first_run_seconds", "custom_calls", "temporary_bytes", "tokens_per_second_at_assumed_accept_length", "at_once",
+    "first_run_seconds", "custom_calls", "temporary_bytes", "tokens_per_second_at_assumed_accept_length",
     "microseconds_and_launches",
 )  # fmt: skip
 """Columns of rows that only the file has; some are of earlier versions."""

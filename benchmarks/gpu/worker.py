@@ -61,11 +61,6 @@ def check_device() -> None:
     assert float(jnp.arange(3.0).sum()) == 3
 
 
-def environment() -> dict[str, Any]:
-    """The environment of the record."""
-    return {**record.environment(os.getloadavg()[0]), "platform": jax.devices()[0].platform, "driver": driver()}
-
-
 def watch(limit: float, deadline: float) -> None:
     """After so many seconds, or at the end of the budget, prints where all threads are and ends this process."""
     faulthandler.dump_traceback_later(max(1.0, min(limit, deadline + GRACE - time.time())), exit=True)
@@ -75,32 +70,27 @@ def main() -> None:
     """Reads the task, one JSON object, from the command line. Without one, prints the environment."""
     watch(START_LIMIT, float("inf"))
     if len(sys.argv) == 1:
-        print(json.dumps(environment()))
-        os._exit(sys.stdout.flush() or 0)
-    task, parent = Task(**json.loads(sys.argv[1])), os.getppid()
+        found = {**record.environment(os.getloadavg()[0]), "platform": jax.devices()[0].platform, "driver": driver()}
+        print(json.dumps(found), flush=True)
+        os._exit(0)
+    task = Task(**json.loads(sys.argv[1]))
     part, known = PARTS[ORDER.index(task.part)], by_part(map(json.loads, Path(task.out).read_text().splitlines()))
     copies = known["copy"]["rows"] if "copy" in known else []
     lab = Lab(SIZES[task.size], *(row["bytes_per_second"] for row in copies), tp=task.tp)
-    if part.uses_jax:
-        use_cache(task.cache)
+    jax.config.update("jax_compilation_cache_dir", task.cache)  # of compiled programs and the results of autotuning
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     with open(task.out, "ab", buffering=0) as out:
         for line in run_cases(task, cases_of(part, lab)):
             out.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
-            if os.getppid() != parent:  # nobody waits for the rest
+            if os.getppid() != task.parent:  # nobody waits for the rest
                 break
             if "starts" in line:
                 print(f"{part.name}: {' '.join(map(str, line['case'].values()))}", flush=True)
                 watch(part.limit * (SLOWER if task.size == "tiny" else 1), task.deadline)
-            elif "failed" in line and part.uses_jax:
+            elif "failed" in line:
                 check_device()
     os._exit(0)  # not through the destructors of a device that may be broken
-
-
-def use_cache(directory: str | None) -> None:
-    """Keeps compiled programs and the results of autotuning there."""
-    jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def cases_of(part: Part, lab: Lab) -> Cases:

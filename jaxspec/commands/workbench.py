@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -40,29 +41,13 @@ class Workbench:
         passed = {name: vars(given)[name] for name in names}
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **options)
 
-    def engine(
-        self,
-        tree: TreeShape,
-        batch: int,
-        context_length: int | None = None,
-        *,
-        prefix_cache: bool = True,
-        head: bool = True,
-        ngram: bool = False,
-        adaptive: bool = False,
-    ) -> Engine:
+    def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, head: bool = True, **more: Any) -> Engine:
         """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both; it compiles its programs in the
-        first pass. Plain engines have neither."""
+        first pass. Plain engines have neither. `more`: of EngineConfig."""
         if tree.num_steps and head and self.models.head is None:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        config = EngineConfig(
-            max_running_requests=batch,
-            context_length=context_length,
-            prefix_cache=prefix_cache,
-            ngram=ngram,
-            adaptive=adaptive,
-            tp_size=self.models.config.tp_size,
-        )
+        tp_size = self.models.config.tp_size
+        config = EngineConfig(max_running_requests=batch, context_length=context_length, tp_size=tp_size, **more)
         source = self.models.head if tree.num_steps and head else None
         return Engine(self.models.target, source, self.models.tokenizer, tree, config)
 
@@ -143,22 +128,34 @@ class Pass:
         return mean(self.accept_lengths)
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Pass:
-    """Runs all prompts to the end. The prefix cache is flushed first, so that no pass profits from an earlier one.
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    concurrency: int | None = None,
+    tree: TreeShape | None = None,
+) -> Pass:
+    """Runs all prompts to the end, `concurrency` at a time. The prefix cache is flushed first, so that no pass profits from an
+    earlier one.
 
-    Raises:
-        RuntimeError: a request failed, so the pass took less time than it should.
+    Args:
+        concurrency: None: as many as the engine takes.
+        tree: The requests' draft tree (Engine.add).
+
+    Raises ValueError if a request failed, so that the pass took less time than it should.
     """
     engine.flush_cache()
-    started = time.perf_counter()
-    order = [engine.add(GenerationRequest(tuple(prompt), each)).id for prompt, each in zip(prompts, params, strict=True)]
+    started, order = time.perf_counter(), list[str]()
+    waiting = [GenerationRequest(tuple(prompt), each, tree=tree) for prompt, each in zip(prompts, params, strict=True)][::-1]
     outputs: dict[str, GenerationOutput] = {}
-    while engine.has_work:
+    while waiting or engine.has_work:
+        while waiting and (concurrency is None or len(order) - len(outputs) < concurrency):
+            order.append(engine.add(waiting.pop()).id)
         for update in engine.step():
             ended = time.perf_counter()
             if update.output:
                 if update.output.finish_reason == "error":
-                    raise RuntimeError(f"a request failed: {update.output.error}")
+                    raise ValueError(f"a request failed: {update.output.error}")
                 outputs[update.request_id] = update.output
     return Pass([outputs[request] for request in order], ended - started)
 

@@ -102,8 +102,6 @@ _CUSTOM_CALL = re.compile(r'custom_call_target="([^"]*)"')
 _OP_NAME = re.compile(r'op_name="([^"]*/[^"]*)"')
 _SORT = re.compile(r"= \(?\w+\[([\d,]+)\].* sort\(.*")
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
-_DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
-"""XLA compiles a two-way switch to a test for its first branch, which is then the true branch."""
 KINDS = tuple(range(4))
 """The kinds of cycles: the highest decoding.settings.SamplingKind of the batch."""
 
@@ -120,8 +118,6 @@ class Launch(NamedTuple):
     scope of the launch before."""
     in_graph: bool
     """It is part of a CUDA graph (XLA's command buffer)."""
-    branch: str | None
-    """The branch of a conditional that it belongs to; None: it always runs."""
     kinds: Sequence[int] = KINDS
     """The kinds of cycles, without log probabilities, in which it runs."""
 
@@ -289,19 +285,17 @@ def read_launches(dump: Path) -> list[Launch]:
     scopes = _scopes(dump)
     found: list[Launch] = []
     graph: int | None = None  # the indentation of the command buffer that we are in
-    branches: list[tuple[int, str]] = []  # and of the branches
-    kinds: list[Sequence[int]] = []  # in which these run
+    branches: list[tuple[int, Sequence[int]]] = []  # and of the branches, with the kinds of cycles that take them
     conditionals: dict[int, str] = {}  # the scope of the last one, by indentation
     scope = ""
     for line in sequence.read_text().splitlines():
         indentation = len(line) - len(line.lstrip())
         while branches and indentation <= branches[-1][0]:
             branches.pop()
-            kinds.pop()
+        kinds = branches[-1][1] if branches else KINDS
         if (branch := _BRANCH.match(line)) is not None:
             of = conditionals[max(place for place in conditionals if place < indentation)]
-            branches.append((indentation, branch[1]))
-            kinds.append([kind for kind in (kinds[-1] if kinds else KINDS) if kind in _kinds_of(branch[1], of)])
+            branches.append((indentation, [each for each in kinds if each in _kinds_of(branch[1], of)]))
             continue
         if (row := _ROW.match(line)) is None:
             continue
@@ -312,9 +306,8 @@ def read_launches(dump: Path) -> list[Launch]:
             graph = indentation
         elif kind not in NO_LAUNCHES:
             kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
-            taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
             scope = scopes.get(number) or scope
-            found.append(Launch(kind, kernel, scope, graph is not None, taken, kinds[-1] if kinds else KINDS))
+            found.append(Launch(kind, kernel, scope, graph is not None, kinds))
             if kind == "kConditional":
                 conditionals[indentation] = scope
     return found
@@ -322,10 +315,11 @@ def read_launches(dump: Path) -> list[Launch]:
 
 def _kinds_of(branch: str, conditional: str) -> Sequence[int]:
     """The kinds of cycles that take a branch. A switch of four is by kind. One of two asks whether a request is sampled where a
-    drafter learns, and elsewhere for something that no request is taken to want."""
+    drafter learns, and elsewhere for something that no request is taken to want: XLA compiles it to a test for its first branch,
+    which is then the true branch."""
     if branch.startswith("branch_"):
         return [int(branch.removeprefix("branch_"))]
-    is_first = branch in _DEFAULT_BRANCHES
+    is_first = branch == "true_branch"
     if "/learn/" in conditional:
         return KINDS[:1] if is_first else KINDS[1:]
     return KINDS if is_first else ()

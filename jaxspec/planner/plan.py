@@ -60,6 +60,11 @@ class Plan:
         return totals(self.modelled)
 
     @property
+    def forecast(self) -> float:
+        """The first of them: of a cycle, or of a plain step if the tree is plain."""
+        return next(iter(self.milliseconds.values()))
+
+    @property
     def break_even(self) -> float:
         """The accept length at which speculation is as fast as plain decoding, by that forecast."""
         cycle, *plain = self.milliseconds.values()
@@ -67,7 +72,7 @@ class Plan:
 
     def speed(self, accept_length: float) -> float:
         """Tokens per second of all requests together, by that forecast."""
-        return 1e3 * self.batch * accept_length / next(iter(self.milliseconds.values()))
+        return 1e3 * self.batch * accept_length / self.forecast
 
     @property
     def modelled(self) -> dict[str, dict[str, float]]:

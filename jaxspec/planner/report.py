@@ -24,7 +24,7 @@ def verdict(plan: Plan) -> str:
     if plan.fits:
         of = f" of {plan.batch}" if plan.batch > 1 else ""
         what = "a cycle" if plan.tree.num_steps else "a step"
-        return f"fits {gpus(plan)}: {requests_of(number, plan.context)}, {shown(forecast(plan))} {what}{of}"
+        return f"fits {gpus(plan)}: {requests_of(number, plan.context)}, {shown(plan.forecast)} {what}{of}"
     lacks = []
     if number < plan.batch:
         needed = (plan.batch * plan.context * plan.memory.cache_per_token - plan.memory.room) / 1e9
@@ -101,11 +101,6 @@ def notes(plan: Plan) -> list[str]:
     if models.tp > 1 and not Shares(models.target.config, models.tp).splits_heads:
         lines.append(f"{models.tp} GPUs can't divide the attention heads: each has all of them.")
     return lines
-
-
-def forecast(plan: Plan) -> float:
-    """Milliseconds of a cycle, or of a plain step."""
-    return next(iter(plan.milliseconds.values()))
 
 
 def shown(milliseconds: float) -> str:

@@ -55,9 +55,7 @@ def measured(part: str) -> list[dict]:
     said = [message for message in run_cases(Task(part, "tiny", "", 1e12), cases_of(BY_NAME[part], lab)) if "starts" not in message]
     assert said and not [message for message in said if "failed" in message]
     reasons = {message["skipped"] for message in said if "skipped" in message}
-    assert reasons <= {"it runs on GPUs only", "one device exchanges nothing: give --tp"} or (
-        part == "peer" and "install torch" in min(reasons)
-    )
+    assert reasons <= {"it runs on GPUs only", "one device exchanges nothing: give --tp"}
     return [{**message["case"], **message["row"]} for message in said if "row" in message]
 
 
@@ -88,7 +86,7 @@ def test_cycles_read_the_bytes_of_the_estimate():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", [part for part in ORDER if part not in ("copy", "cycle", "text", "server", "engine")])
+@pytest.mark.parametrize("part", [part for part in ORDER if part not in ("copy", "cycle", "text", "engine")])
 def test_every_part_is_measured_or_says_why_not(part):
     rows = measured(part)
     if part in ("probe", "profile", "tiles", "packed", "exchanges"):
@@ -117,12 +115,6 @@ def test_both_loops_of_the_engine_are_timed():
     rows = measured("engine")
     assert [(row["tree"], row["requests"]) for row in rows] == [("1/2/3", 1), ("plain", 1)]
     assert all(min(*row["milliseconds"], *row["serial_milliseconds"], row["device_milliseconds"]) > 0 for row in rows)
-
-
-@pytest.mark.exhaustive
-def test_a_server_is_measured():
-    (row,) = measured("server")
-    assert row["tokens_per_second_of_1"] > 0
 
 
 @pytest.mark.exhaustive
@@ -178,7 +170,7 @@ def test_every_part_has_cases_at_full_size_and_the_most_important_come_first():
 
 def test_without_a_gpu_one_sentence_and_no_record(tmp_path):
     with pytest.raises(BenchmarkError, match=r"JAX finds no GPU, only cpu: .* --size tiny --out FILE works anywhere"):
-        main(["--out", str(tmp_path / "out.jsonl"), "--only", "peer"])
+        main(["--out", str(tmp_path / "out.jsonl"), "--only", "copy"])
     assert not list(tmp_path.iterdir())
 
 
@@ -406,7 +398,7 @@ def test_the_end_of_the_budget_is_no_failure(tmp_path):
 
 @pytest.mark.variants
 def test_a_process_that_hangs_says_where_and_the_starting_one_leaves_the_device_alone():
-    """The starting process would hold memory that its workers and the peer need."""
+    """The starting process would hold memory that its workers need."""
     code = (
         "import time, benchmarks.gpu\n"
         "from jax._src import xla_bridge\n"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.load import Load, alternate, check_nothing_compiled, merged, parts_of, side_by_side
+from benchmarks.load import Load, alternate, check_nothing_compiled, parts_of, side_by_side
 from benchmarks.options import BenchmarkError
 from jaxspec.commands.common import table
 from jaxspec.commands.workbench import CompilationCounter
@@ -22,7 +22,7 @@ def test_order_turns_from_part_to_part_and_from_round_to_round():
 
     def run_part(way: str, part: range) -> Load:
         ran.append(way + str(part.start))
-        return Load(seconds=1.0, tokens={0: (1, 2)})
+        return Load(seconds=1.0, tokens=[(1, 2)])
 
     for number in (0, 1):
         loads = side_by_side(["a", "b"], parts_of(2, 1), run_part, number)
@@ -31,13 +31,12 @@ def test_order_turns_from_part_to_part_and_from_round_to_round():
 
 
 def test_loads_in_a_row_are_one_load():
-    first = Load(2.0, {0: (1, 2), 1: (3,)}, {0: (2,), 1: (1,)}, 1.0, 4.0, 10.0, 1)
-    second = Load(1.0, {0: (4, 5, 6)}, {0: (3,)}, 2.0, 1.0, 40.0, 2)
-    both = merged([first, second])
+    first = Load(2.0, [(1, 2), (3,)], [(2,), (1,)], 0.001, 0.004, 0.010, 1)
+    second = Load(1.0, [(4, 5, 6)], [(3,)], 0.004, 0.002, 0.080, 2)
+    both = first + second
     assert both.seconds == 3.0 and both.cycles == 3
-    assert both.tokens == {0: (1, 2), 1: (3,), 2: (4, 5, 6)}
-    assert both.accept_lengths[2] == (3,)
-    assert (both.host_ms, both.launch_ms, both.wait_ms) == pytest.approx((5 / 3, 2.0, 30.0))
+    assert both.tokens == [(1, 2), (3,), (4, 5, 6)] and both.accept_lengths[2] == (3,)
+    assert both.per_cycle_ms == pytest.approx({"host": 5 / 3, "launch": 2.0, "wait": 30.0})
     assert both.tokens_per_second == 2.0
 
 

@@ -15,9 +15,9 @@ from tokenizers.models import BPE
 from benchmarks import peers
 from benchmarks.options import BenchmarkError
 from benchmarks.peer_models import Models
-from benchmarks.peer_process import KINDS, SIDES, Kind, Loaded, NotRun, Peer, one_line
+from benchmarks.peer_process import KINDS, SIDES, Kind, NotRun, Peer, one_line
 from benchmarks.peer_tables import tables
-from benchmarks.peers import Contender, Measured, main, measure, summarize
+from benchmarks.peers import Contender, main, measure, summarize
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.commands.common import run_guarded
 from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
@@ -252,8 +252,8 @@ def test_a_gguf_file_is_its_own_precision_and_written_for_others(model, tmp_path
 def test_the_faster_way_is_taken(monkeypatch):
     seconds = {"cold": iter([1.0, 9.0, 9.0]), "warm": iter([30.0, 8.0, 8.0])}
     peer = object.__new__(Peer)
-    monkeypatch.setattr(peer, "generate", lambda what, way, *_: (next(seconds[way]), []))
-    assert peer.fastest(Loaded("float32", "plain"), ["cold", "warm"], [[1]], 2) == "warm"  # the first pass does not count
+    monkeypatch.setattr(peer, "generate", lambda _, way: (next(seconds[way]), []))
+    assert peer.fastest(["cold", "warm"], [[1]]) == "warm"  # the first pass does not count
 
 
 def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
@@ -264,7 +264,7 @@ def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
         *(of("jaxspec", "float32", "float32", 7), of("jaxspec", "int4", token=8), of("jaxspec", "Q4_1", token=9)),
         *(of("llama.cpp", "Q4_1", token=9), of("openvino-genai", "int4", token=8), of("llama.cpp", "float32", "float32", 6)),
     ]
-    results = summarize(everybody, measure(everybody, [[5]], 1), 1)
+    results = summarize(everybody, measure(everybody, [[5]], 1)[0], 1)
     assert [each["reference"].split(", ")[1] for each in results["contenders"]] == [
         *("float32", "int4", "Q4_1", "Q4_1", "int4", "float32"),
     ]
@@ -280,8 +280,8 @@ def test_whoever_fails_in_a_timed_round_has_no_figures():
         return left.pop(), [[1]]
 
     everybody = [contender("jaxspec", "plain"), contender("llama.cpp", generate=fails_in_the_second_round)]
-    measured = measure(everybody, [[5]], 2)
-    assert list(measured.rounds) == ["jaxspec plain, float32"] and measured.not_run == {"llama.cpp, float32": "gone"}
+    runs, not_run = measure(everybody, [[5]], 2)
+    assert list(runs) == ["jaxspec plain, float32"] and not_run == {"llama.cpp, float32": "gone"}
 
 
 def test_everybody_runs_a_prompt_before_anybody_runs_the_next():
@@ -294,17 +294,17 @@ def test_everybody_runs_a_prompt_before_anybody_runs_the_next():
 
         return contender(engine, generate=generate)
 
-    measured = measure([runs("a"), runs("b")], [[7], [8], [9]], 1)
+    measured, _ = measure([runs("a"), runs("b")], [[7], [8], [9]], 1)
     once = [("a", 7), ("b", 7), ("b", 8), ("a", 8), ("a", 9), ("b", 9)]
     assert order == once * 2  # the first round is not timed
-    assert measured.rounds == {name: [(4.5, [[7], [8], [9]])] for name in ("a, float32", "b, float32")}
+    assert measured == {name: [[(1.5, [[7]]), (1.5, [[8]]), (1.5, [[9]])]] for name in ("a, float32", "b, float32")}
 
 
 def test_speeds_by_kind_of_text():
     everybody = [contender("jaxspec", "plain"), contender("llama.cpp")]
-    rounds = {each.name: [(6.0, [[1, 2]] * 3)] for each in everybody}
-    seconds = {everybody[0].name: [[1.0, 2.0, 3.0]], everybody[1].name: [[1.0, 4.0, 1.0]]}
-    results = summarize(everybody, Measured(rounds, {}, seconds), 2, ["code", "prose", "code"])
+    seconds = {everybody[0].name: [1.0, 2.0, 3.0], everybody[1].name: [1.0, 4.0, 1.0]}
+    runs = {name: [[(each, [[1, 2]]) for each in several]] for name, several in seconds.items()}
+    results = summarize(everybody, runs, 2, ["code", "prose", "code"])
     assert [each["by_kind"]["code"]["median"] for each in results["contenders"]] == [1.0, 2.0]
     lines = tables({**results, "not_run": {}, "versions": {}})["kinds"].splitlines()
     assert [line.split("|")[3:5] for line in lines[2:]] == [["    1 ", "     1 "], ["    2 ", "     0 "]]
@@ -312,8 +312,8 @@ def test_speeds_by_kind_of_text():
 
 def test_a_wrong_round_counts_even_if_others_are_right():
     everybody = [contender("jaxspec", "plain"), contender("llama.cpp")]
-    rounds = {everybody[0].name: [(1.0, [[1, 2]])] * 2, everybody[1].name: [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
-    assert summarize(everybody, Measured(rounds, {}, {}), 2)["contenders"][1]["equal_to_reference"] == 0
+    runs = {everybody[0].name: [[(1.0, [[1, 2]])]] * 2, everybody[1].name: [[(1.0, [[1, 2]])], [(1.0, [[1, 3]])]]}
+    assert summarize(everybody, runs, 2)["contenders"][1]["equal_to_reference"] == 0
 
 
 def test_a_python_that_is_not_there_is_one_line():
@@ -373,7 +373,7 @@ def test_a_peer_takes_no_time_while_others_run(model, tmp_path):
     try:
         ((child,),) = peer.load(model="", precision="int8", threads=1, lookups=[], context=8).values()
         assert becomes(peer.process.pid, "T") and becomes(int(child), "T")
-        seconds, tokens = peer.generate(Loaded("int8", "plain"), child, PROMPTS[:1], 6)
+        seconds, tokens = peer.generate(PROMPTS[:1], precision="int8", contender="plain", way=child, max_tokens=6)
         assert seconds > 0 and len(tokens[0]) == 6 and becomes(int(child), "T")
     finally:
         peer.close()

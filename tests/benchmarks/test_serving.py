@@ -1,13 +1,12 @@
 """The load client against a server that does what the test wants, and against ours: figures are right, and failures are told."""
 
-import asyncio
 import json
 import sys
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
 
 from benchmarks.serving import Answer, accept_length, main, parse, summarize, tables
 from jaxspec.commands.common import run_guarded
@@ -23,33 +22,23 @@ GAP = 0.06
 """Seconds that the timed script sleeps before the first token and between chunks."""
 
 
-async def fine(stub, body):
+def fine(number):
     """Five tokens in three chunks; with a keep-alive."""
     yield b": keep-alive\n\n" + chunk("a")
     yield chunk("bc") + chunk("de")
     yield last(5) + DONE
 
 
-async def timed(stub, body):
+def timed(number):
     for text in ("a", "bcd", "e"):
-        await asyncio.sleep(GAP)
+        time.sleep(GAP)
         yield chunk(text)
     yield last(5) + DONE
 
 
 def broken(*parts: bytes | None):
     """Every second request after the first gets these parts, the others a right answer."""
-
-    async def script(stub, body):
-        if stub.number % 2 == 0:
-            async for part in fine(stub, body):
-                yield part
-        else:
-            for part in parts:
-                yield part
-                await asyncio.sleep(0)
-
-    return script
+    return lambda number: iter(parts) if number % 2 else fine(number)
 
 
 @pytest.fixture
@@ -145,13 +134,12 @@ def test_a_broken_answer_is_a_failed_request(measure, parts, reason):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda: web.json_response({"error": {"message": "no key"}}, status=401), "status 401: "),
-        (lambda: web.Response(text="<html>hello</html>", content_type="text/html"), "the stream ended before [DONE]"),
+        ((401, '{"error": {"message": "no key"}}'), "status 401: "),
+        ((200, "<html>hello</html>"), "the stream ended before [DONE]"),
     ],
 )
 def test_what_the_first_request_meets_is_one_line(measure, answer, message):
-    stub = Stub(fine, refuse=lambda body: answer())
-    with stub.running() as url:
+    with Stub(fine, lambda _: answer).running() as url:
         run = measure(url)
     assert (run.status, run.record) == (2, None)
     assert run.said.startswith(f"bench: error: {url}: {message}") and "JAXSPEC_API_KEY" in run.said and run.said.count("\n") == 1
@@ -164,8 +152,7 @@ def test_a_wrong_address_is_one_line(measure):
 
 def test_a_key_is_sent_and_never_recorded(measure, monkeypatch):
     monkeypatch.setenv("JAXSPEC_API_KEY", "key-secret")
-    stub = Stub(fine)
-    stub.refuse = lambda body: web.Response(text="key key-secret is wrong", status=401) if stub.number == 2 else None
+    stub = Stub(fine, lambda number: (401, "key key-secret is wrong") if number == 2 else None)
     with stub.running() as url:
         run = measure(url)
     assert run.results["failed_requests"] == {"status 401: key (secret) is wrong": 1}
@@ -174,7 +161,7 @@ def test_a_key_is_sent_and_never_recorded(measure, monkeypatch):
 
 
 def test_the_second_question_follows_the_first_answer(measure):
-    async def script(stub, body):
+    def script(number):
         for text in ("an", "swer"):
             yield event({"choices": [{"index": 0, "delta": {"content": text}}], "usage": None})
         yield last(2) + DONE

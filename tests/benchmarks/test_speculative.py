@@ -18,16 +18,16 @@ CHAIN, WIDE, SHORT = TreeShape(3, 1, 4), TreeShape(3, 4, 8), TreeShape(1, 1, 2)
 
 def passes(*seconds: float) -> list[Load]:
     """Runs that gave 100 tokens in these times."""
-    return [Load(seconds=each, tokens={0: tuple(range(100))}) for each in seconds]
+    return [Load(seconds=each, tokens=[tuple(range(100))]) for each in seconds]
 
 
 def confirmed(tree: TreeShape, speed_up: float) -> dict:
     return describe(timed(tree, 1.5, speed_up), 2.0)
 
 
-def timed(tree: TreeShape, cost: float, speed_up: float | None = None, batch: int = 1) -> Timed:
+def timed(tree: TreeShape, cost: float, speed_up: float | None = None) -> Timed:
     """A tree whose cycle costs so many plain steps, and that was this much faster end to end."""
-    each = Timed(tree, batch, cycle_ms=[10 * cost], cost=[cost])
+    each = Timed(tree, cycle_ms=[10 * cost], cost=[cost])
     if speed_up is not None:
         each.plain_passes, each.tree_passes = passes(3.0, 3.0, 3.0), passes(*[3.0 / speed_up] * 3)
     return each
@@ -60,13 +60,13 @@ def record_of(results: dict) -> dict:
 
 
 def test_the_grid_has_every_tree_that_makes_sense_once():
-    made = grid([0, 1, 3], [0, 1, 2, 4], [0, 2, 4, 8, 16])
-    assert [str(tree) for tree in made.trees] == [
+    trees, skipped = grid([0, 1, 3], [0, 1, 2, 4], [0, 2, 4, 8, 16])
+    assert [str(tree) for tree in trees] == [
         "1/1/2", "1/2/2", "1/4/2", "1/4/4", "3/1/4", "3/2/4", "3/2/8", "3/4/4", "3/4/8", "3/4/16",
     ]  # fmt: skip
-    assert made.skipped["3/2/16"] == "more nodes than 1 + topk + (steps - 1) * topk^2 = 11 that are drafted"
-    assert made.skipped["3/4/2"].startswith("2 nodes cannot hold a path of 3 drafts")
-    assert not any(name.endswith("/0") for name in made.skipped)
+    assert skipped["3/2/16"] == "more nodes than 1 + topk + (steps - 1) * topk^2 = 11 that are drafted"
+    assert skipped["3/4/2"].startswith("2 nodes cannot hold a path of 3 drafts")
+    assert not any(name.endswith("/0") for name in skipped)
 
 
 @pytest.mark.parametrize(("steps", "topk"), [(1, 2), (2, 2), (3, 4), (5, 8)])

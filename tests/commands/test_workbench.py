@@ -12,7 +12,7 @@ from jaxspec.commands import workbench
 from jaxspec.commands.common import Chat, PromptSet, Turns
 from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
-from jaxspec.config import PLAIN
+from jaxspec.config import PLAIN, EngineConfig
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_config, tiny_engine
 from tests.server.fakes import byte_tokenizer
@@ -72,7 +72,7 @@ def test_the_model_answers_itself():
     bench: Any = Workbench.__new__(Workbench)
     tokenizer = byte_tokenizer(chat_template="{% for message in messages %}<{{ message.content }}>{% endfor %}")
     target = engine_target(max_position_embeddings=64)
-    bench.models = SimpleNamespace(target=target, head=None, tokenizer=tokenizer)
+    bench.models = SimpleNamespace(target=target, head=None, tokenizer=tokenizer, config=EngineConfig())
     first, second = bench.ask(PromptSet("a file", [Turns(["a", "b"])]), 4).prompts
     params = [SamplingParams(max_tokens=4, temperature=0)]
     [answer] = run(bench.engine(PLAIN, 1, 64), bench.encode([first]), params).outputs
@@ -85,6 +85,19 @@ def test_a_pass_finds_nothing_that_the_last_one_left():
     passes = [run(engine, [list(range(10))], params) for _ in range(2)]
     assert [each.outputs[0].cached_tokens for each in passes] == [0, 0]  # it is longer than a page
     assert passes[0].tokens == passes[1].tokens and passes[1].accept_length == 1
+
+
+def test_a_pass_keeps_as_many_requests_in_flight_as_it_is_told(monkeypatch):
+    engine, seen = tiny_engine(PLAIN), []
+    step = engine.step
+
+    def counting():
+        seen.append(engine.stats().running + engine.stats().waiting)
+        return step()
+
+    monkeypatch.setattr(engine, "step", counting)
+    prompts, params = [[1, 2], [3, 4], [5, 6]], [SamplingParams(max_tokens=count, temperature=0.0) for count in (5, 2, 3)]
+    assert [len(tokens) for tokens in run(engine, prompts, params, concurrency=2).tokens] == [5, 2, 3] and max(seen) == 2
 
 
 def test_compilations_are_counted():

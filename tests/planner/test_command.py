@@ -168,7 +168,7 @@ def test_no_device_is_touched(flags):
 
 
 def compiled(**changes) -> CompiledCycle:
-    launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None)
+    launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True)
     cycle = CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416, {"rms_norm": 416}, (), {})
     return dataclasses.replace(cycle, **changes)
 
@@ -187,16 +187,8 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     assert main([*flags, "--details"]) == 0
     said = capsys.readouterr()
     shape = CycleShape(TreeShape(), 2, 1000, 16)
-    how = {
-        "gpu": "h200",
-        "dtype": "bfloat16",
-        "token_map": None,
-        "quantization": (None, None),
-        "driver": "13.0.0",
-        "tp": 1,
-        "nodes": 1,
-    }
-    how |= {"refuse_spills": True}
+    how = {"gpu": "h200", "dtype": "bfloat16", "token_map": None, "quantization": (None, None), "driver": "13.0.0"}
+    how |= {"tp": 1, "nodes": 1, "refuse_spills": True}
     assert asked == [("config.json", "head.json", [shape], how)]
     assert "of which the cycle uses" in said.out and "|  0.02 |" in said.out
     assert "13.0" in said.out and "all in one CUDA graph" in said.out
@@ -217,10 +209,7 @@ def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, m
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [
-        (["--gpu", "l4"], "description of the GPU"),
-        ([], "the compiler failed: no luck"),
-    ],
+    [(["--gpu", "l4"], "description of the GPU"), ([], "the compiler failed: no luck")],
 )
 def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reason):
     def fail(*_, **__):

@@ -18,7 +18,7 @@ VERIFY, COMMIT = "jit(c)/verify/layer_{}/x", "jit(c)/commit/x"
 
 
 def launch(scope: str, **changes) -> Launch:
-    return Launch("kCustomKernel", "kernel", scope, in_graph=True, branch=None)._replace(**changes)
+    return Launch("kCustomKernel", "kernel", scope, in_graph=True)._replace(**changes)
 
 
 def cycle_of(*launches: Launch, touches_host: bool = False, library: str | None = None) -> CompiledCycle:
@@ -27,7 +27,7 @@ def cycle_of(*launches: Launch, touches_host: bool = False, library: str | None 
 
 def test_counting():
     layers = [launch(VERIFY.format(layer)) for layer in (0, 0, 0, 1, 1, 1)]
-    extras = [launch(VERIFY.format(1), branch="branch_2", kinds=(2,)), launch("jit(c)/draft/y")]
+    extras = [launch(VERIFY.format(1), kinds=(2,)), launch("jit(c)/draft/y")]
     found = cycle_of(*layers, launch(COMMIT), *extras)
     assert found.per_layer(2) == 3.5 and found.stages == {"verify": 6, "commit": 1, "draft": 1}
 

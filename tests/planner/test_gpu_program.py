@@ -4,6 +4,7 @@ The targets are cut to eight layers. A layer's launches don't depend on how many
 compared with the next), nor do graph, spills and temporaries, which are those of the logits. So only compile time is saved.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,17 +44,8 @@ MOST_LAUNCHES = {
 }
 """Of a greedy cycle, and of one with top_p, top_k or min_p; batch 1."""
 KERNELS = {
-    "rms_norm",
-    "norm_pair",
-    "add_norm",
-    "rotate_qkv",
-    "tree_attention_split",
-    "tree_attention_merge",
-    "cache_write",
-    "cutoff_pieces",
-    "cutoff_count",
-    "cutoff_search",
-    "topk",
+    *("rms_norm", "norm_pair", "add_norm", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "cache_write"),
+    *("cutoff_pieces", "cutoff_count", "cutoff_search", "topk"),
 }
 """All of them ours but the last, which is XLA's."""
 
@@ -66,7 +58,7 @@ class Case(NamedTuple):
     """A model, its head, and the cycles to compile."""
 
     target: dict[str, Any]
-    head: dict[str, Any]
+    head: dict[str, Any] | None
     dtype: str
     shapes: list[CycleShape]
 
@@ -74,10 +66,7 @@ class Case(NamedTuple):
 IN_8_BITS = CycleShape(TreeShape(5, 4, 8), 8, CONTEXT, kv_cache_dtype=FP8)
 CASES = {
     "Llama-3.1-8B": Case(
-        LLAMA_8B,
-        EAGLE3_LLAMA_8B,
-        "bfloat16",
-        [CycleShape(tree, 1, CONTEXT) for tree in (TREES[0], CHAINS[0], PLAIN)],
+        LLAMA_8B, EAGLE3_LLAMA_8B, "bfloat16", [CycleShape(tree, 1, CONTEXT) for tree in (TREES[0], CHAINS[0], PLAIN)]
     ),
     "MiMo-7B": Case(MIMO_7B, MIMO_7B, "bfloat16", [CycleShape(TreeShape(1, 1, 2), 1, CONTEXT)]),
     "Qwen3-8B": Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", [CycleShape(TreeShape(3, 1, 4), 8, CONTEXT)]),
@@ -106,44 +95,40 @@ def named(cases: dict[str, Case]) -> dict[str, tuple[str, CycleShape]]:
 NAMES = named(CASES | MORE_CASES)
 
 
+def compile_case(directory: Path, case: Case, layers: int = LAYERS, **how: Any) -> list[CompiledCycle]:
+    """Compiles a model's cycles in one process. A kernel that spills registers would make the compiler fail."""
+    target = config_file(directory / "config.json", case.target | {"num_hidden_layers": layers})
+    head = target if case.head is case.target else case.head and config_file(directory / "head.json", case.head)
+    return compile_cycles(target, head, case.shapes, **{"gpu": "h100", "dtype": case.dtype, "refuse_spills": True, **how})
+
+
 @pytest.fixture(scope="module")
 def compiled(gpu_compiler, tmp_path_factory):
-    """Compiles a model's cycles once, in one process. A kernel that spills registers would make the compiler fail."""
-    done: dict[str, list[CompiledCycle]] = {}
+    """A cycle by name; a model's cycles are compiled once."""
+    models = cache(lambda model: compile_case(tmp_path_factory.mktemp("model"), (CASES | MORE_CASES)[model]))
 
     def cycle(name: str) -> CompiledCycle:
         model, shape = NAMES[name]
-        case = (CASES | MORE_CASES)[model]
-        if model not in done:
-            directory: Path = tmp_path_factory.mktemp("model")
-            target = config_file(directory / "config.json", case.target | {"num_hidden_layers": LAYERS})
-            head = target if case.head is case.target else config_file(directory / "head.json", case.head)
-            done[model] = compile_cycles(target, head, case.shapes, gpu="h100", dtype=case.dtype, refuse_spills=True)
-        return done[model][case.shapes.index(shape)]
+        return models(model)[(CASES | MORE_CASES)[model].shapes.index(shape)]
 
     return cycle
 
 
+def check_graph(cycle: CompiledCycle, kernels: set[str] = KERNELS) -> None:
+    """Nothing from draft to extend waits for the host: no loop, no copy to it, no library, all is in command buffers. Nothing is
+    sorted, no other kernels are called, and the caches are updated in place."""
+    outside = [launch for launch in cycle.launches if not launch.in_graph]
+    assert cycle.is_one_graph, (outside, cycle.touches_host, cycle.library_calls)
+    assert set(cycle.kernel_calls) <= kernels and not cycle.sorts
+    assert cycle.aliased_bytes >= cycle.cache_bytes > 0
+
+
 @pytest.mark.parametrize("name", [*named(CASES), *map(exhaustive, named(MORE_CASES))])
 class TestCycle:
-    def test_is_one_graph(self, compiled, name):
-        """From draft to extend nothing waits for the host: no loop, no copy to it, no library, all in command buffers."""
+    def test_is_one_graph_of_our_kernels(self, compiled, name):
         cycle = compiled(name)
-        outside = [launch for launch in cycle.launches if not launch.in_graph]
-        assert cycle.is_one_graph, (outside, cycle.touches_host, cycle.library_calls)
-
-    def test_calls_our_kernels_and_nothing_else(self, compiled, name):
-        cycle = compiled(name)
-        assert cycle.library_calls == {}
-        assert set(cycle.kernel_calls) <= KERNELS and cycle.kernel_calls["rotate_qkv"] >= LAYERS
-
-    def test_sorts_nothing(self, compiled, name):
-        assert compiled(name).sorts == ()
-
-    def test_updates_the_caches_in_place(self, compiled, name):
-        cycle = compiled(name)
-        assert cycle.cache_bytes > 0.1e9
-        assert cycle.aliased_bytes >= cycle.cache_bytes
+        check_graph(cycle)
+        assert cycle.kernel_calls["rotate_qkv"] >= LAYERS and cycle.cache_bytes > 0.1e9
 
     def test_copies_no_weights(self, compiled, name):
         """Temporaries are the logits and, one after the other, adjusted ones of some nodes with the noise of num_steps + 1
@@ -189,26 +174,20 @@ def test_sampled_cycles_launch_little_more_than_greedy_ones(compiled, name):
 
 def test_more_than_16_candidates_of_a_node_are_found_without_a_sort(gpu_compiler, tmp_path):
     """Nor does the branch of log probabilities, which wants 20, sort."""
-    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": 7})
-    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
-    (found,) = compile_cycles(target, head, [CycleShape(TreeShape(2, 20, 32), 1, CONTEXT)], gpu="h100", dtype="bfloat16")
+    case = CASES["Llama-3.1-8B"]._replace(shapes=[CycleShape(TreeShape(2, 20, 32), 1, CONTEXT)])
+    (found,) = compile_case(tmp_path, case, FEW_LAYERS, refuse_spills=False)
     assert found.is_one_graph and not [sort for sort in found.sorts if sort.size > FEW]
 
 
 def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):
     """A chunk of any size, of one prompt and of several: no loop and no conditional that the host runs, so that no launch waits."""
-    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": LAYERS})
-    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
     shapes = [CycleShape(PLAIN, batch, CONTEXT, prefill_chunk=chunk) for chunk, batch in ((256, 1), (16, 8))]
-    for found in compile_cycles(target, head, shapes, gpu="h100", dtype="bfloat16", refuse_spills=True):
-        outside = [launch for launch in found.launches if not launch.in_graph]
-        assert found.is_one_graph, (outside, found.touches_host, found.library_calls)
-        assert found.aliased_bytes >= found.cache_bytes > 0
+    for found in compile_case(tmp_path, CASES["Llama-3.1-8B"]._replace(shapes=shapes)):
+        check_graph(found)
 
 
 MASKS_ADD = 2
 """Launches of a half: the masks' bits are spread and cut off the logits."""
-HALVES = ("propose", "settle", "settle under masks")
 
 
 @pytest.mark.parametrize(
@@ -216,49 +195,36 @@ HALVES = ("propose", "settle", "settle under masks")
 )
 def test_a_cycle_in_two_is_two_graphs(gpu_compiler, tmp_path, tree, batch):
     """Requests under grammars: nothing within a half waits for the host, and masks cost two launches, whatever the sampling."""
-    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": FEW_LAYERS})
-    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
-    shapes = [CycleShape(tree, batch, CONTEXT, half=half) for half in HALVES]
-    found = compile_cycles(target, head, shapes, gpu="h100", dtype="bfloat16", refuse_spills=True)
-    for name, half in zip(HALVES, found, strict=True):
-        outside = [launch for launch in half.launches if not launch.in_graph]
-        assert half.is_one_graph and not half.sorts and set(half.kernel_calls) <= KERNELS, (name, outside, half.library_calls)
-        assert half.aliased_bytes >= half.cache_bytes > 0, name
-    propose, free, masked = found
+    shapes = [CycleShape(tree, batch, CONTEXT, half=half) for half in ("propose", "settle", "settle under masks")]
+    halves = compile_case(tmp_path, CASES["Llama-3.1-8B"]._replace(shapes=shapes), FEW_LAYERS)
+    for half in halves:
+        check_graph(half)
+    propose, free, masked = halves
     assert propose.stages["draft"] and "verify" not in propose.stages and "draft" not in free.stages
     for kind in SamplingKind:
         without, under = ([launch for launch in half.launches_of(kind) if launch.stage != "learn"] for half in (free, masked))
         assert len(under) <= len(without) + MASKS_ADD, (kind, [launch.scope for launch in under])
 
 
-DRAFTING = ("draft", "extend")
-"""The stages of a drafter."""
-
-
 def test_a_block_takes_few_launches(gpu_compiler, tmp_path):
     """DFlash with five layers, a block of 16 tokens and Qwen3-8B: one graph, and 0.7 times the launches of an EAGLE-3 head."""
-    target = config_file(tmp_path / "config.json", QWEN3_8B | {"num_hidden_layers": LAYERS})
     dflash = {"mask_token_id": 151669, "target_layer_ids": [0, 1, 3, 4, 5]}
-    block = config_file(tmp_path / "dflash.json", DFLASH_QWEN3_8B | {"num_target_layers": LAYERS, "dflash_config": dflash})
-    eagle3 = config_file(tmp_path / "eagle3.json", EAGLE3_QWEN3_8B)
-    levels, tree = (CycleShape(each, 1, CONTEXT) for each in (TreeShape(7, 1, 8), TreeShape(7, 4, 16)))
-    how = {"gpu": "h100", "dtype": "bfloat16", "refuse_spills": True}
-    (one_by_one,), blocks = compile_cycles(target, eagle3, [levels], **how), compile_cycles(target, block, [tree], **how)
-    most = 0.7 * sum(one_by_one.stages[stage] for stage in DRAFTING)
-    for found in blocks:
-        assert found.is_one_graph and not found.sorts and set(found.kernel_calls) <= KERNELS
-        assert found.aliased_bytes >= found.cache_bytes > 0
-        assert sum(found.stages[stage] for stage in DRAFTING) <= most
+    block = DFLASH_QWEN3_8B | {"num_target_layers": LAYERS, "dflash_config": dflash}
+    levels, tree = ([CycleShape(each, 1, CONTEXT)] for each in (TreeShape(7, 1, 8), TreeShape(7, 4, 16)))
+    (one_by_one,) = compile_case(tmp_path, Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", levels))
+    (at_once,) = compile_case(tmp_path, Case(QWEN3_8B, block, "bfloat16", tree))
+    check_graph(at_once)
+    few, many = (sum(found.stages[stage] for stage in ("draft", "extend")) for found in (at_once, one_by_one))
+    assert few <= 0.7 * many
 
 
 @pytest.mark.parametrize("has_head", [True, exhaustive(False)])
 def test_drafts_from_the_text_are_in_the_graph(gpu_compiler, tmp_path, has_head):
     """Alone, and merged with those of an EAGLE-3 head."""
-    target = config_file(tmp_path / "config.json", QWEN3_8B | {"num_hidden_layers": 7})
-    head = config_file(tmp_path / "head.json", EAGLE3_QWEN3_8B) if has_head else None
-    shape = CycleShape(TreeShape(5, 4, 8), 1, CONTEXT, ngram=True)
-    (found,) = compile_cycles(target, head, [shape], gpu="h100", dtype="bfloat16", refuse_spills=True)
-    assert found.is_one_graph and not found.sorts and found.stages["find"] and ("merge" in found.stages) == has_head
+    case = Case(QWEN3_8B, EAGLE3_QWEN3_8B if has_head else None, "bfloat16", [CycleShape(TREES[0], 1, CONTEXT, ngram=True)])
+    (found,) = compile_case(tmp_path, case, FEW_LAYERS)
+    check_graph(found)
+    assert found.stages["find"] and ("merge" in found.stages) == has_head
 
 
 QUANTISED = [("h100", "int4", 0.28), ("a100", "int8", 0.51), exhaustive("h100", "fp8", 0.51), exhaustive("a100", "fp8", 0.51)]
@@ -268,15 +234,13 @@ QUANTISED = [("h100", "int4", 0.28), ("a100", "int8", 0.51), exhaustive("h100", 
 @pytest.mark.parametrize(("gpu", "quantization", "share"), QUANTISED)
 def test_weights_of_8_and_4_bits(gpu_compiler, tmp_path, gpu, quantization, share):
     """One graph of our kernels, which unpack what they read: nothing as large as a weight is written. Arguments are as planned."""
-    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": LAYERS})
-    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
-    shape, both = CycleShape(TreeShape(5, 4, 8), 1, CONTEXT), Quantizations(quantization, quantization)
-    (found,) = compile_cycles(target, head, [shape], gpu=gpu, dtype="bfloat16", quantization=both, refuse_spills=True)
-    assert found.is_one_graph and set(found.kernel_calls) <= KERNELS | {"skinny_matmul"}
+    case = CASES["Llama-3.1-8B"]._replace(shapes=[CycleShape(TREES[0], 1, CONTEXT)])
+    (found,) = compile_case(tmp_path, case, gpu=gpu, quantization=Quantizations(quantization, quantization))
+    check_graph(found, KERNELS | {"skinny_matmul"})
     assert found.kernel_calls["skinny_matmul"] >= 4 * LAYERS
     assert found.temporary_bytes < 20e6 < HIDDEN * INTERMEDIATE / 2  # the smallest of a layer's large matrices, in 4 bits
-    model = read_target(target, quantization)
-    planned = pair(model, read_head(head, model, quantization=quantization), "bfloat16")
+    model = read_target(tmp_path / "config.json", quantization)
+    planned = pair(model, read_head(tmp_path / "head.json", model, quantization=quantization), "bfloat16")
     assert found.argument_bytes == pytest.approx(planned.weights + found.cache_bytes, rel=0.01)
     for size in (planned.target, planned.head):
         assert size.weights.layers <= share * size.dense.layers

@@ -1,13 +1,10 @@
 """What models take: hand counts of real ones, the same numbers as loaded ones have, heads without their files."""
 
-import json
-
 import jax
 import pytest
 
-from jaxspec.config import ModelConfig, TreeShape
+from jaxspec.config import TreeShape
 from jaxspec.defaults import own_head
-from jaxspec.models.head import HeadConfig
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target, weights_of
@@ -28,8 +25,7 @@ from tests.planner.files import config_file
 
 
 def test_llama_31_8b_by_hand(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    target = read_target(tmp_path)
+    target = read_target(config_file(tmp_path / "config.json", LLAMA_8B).parent)
     attention = 2 * 4096 * 4096 + 2 * 4096 * 1024  # q and o; k and v have 8 heads of 128
     layer = attention + 3 * 4096 * 14336 + 2 * 4096
     by_hand = 32 * layer + 2 * 128256 * 4096 + 4096
@@ -41,11 +37,8 @@ def test_llama_31_8b_by_hand(tmp_path):
 
 
 def test_its_eagle3_head_by_hand(tmp_path):
-    target = tmp_path / "target.json"
-    target.write_text(json.dumps(LLAMA_8B))
-    (tmp_path / "config.json").write_text(json.dumps(EAGLE3_LLAMA_8B))
-    model = read_target(target)
-    head = read_head(tmp_path, model)
+    model = read_target(config_file(tmp_path / "target.json", LLAMA_8B))
+    head = read_head(config_file(tmp_path / "config.json", EAGLE3_LLAMA_8B).parent, model)
     layer = (4096 + 2 * 1024) * 2 * 4096 + 4096 * 4096 + 3 * 4096 * 14336  # q, k, v read [embedding, feature]
     by_hand = 3 * 4096 * 4096 + layer + 32000 * 4096 + 4 * 4096  # fc, lm_head, norms
     weights = weights_of(head, "bfloat16")
@@ -80,12 +73,10 @@ def test_a_block_head_by_hand(tmp_path, markov_rank):
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.51), ("fp8", 0.51), ("int4", 0.28)])
 def test_quantised_layers_by_their_bytes(tmp_path, quantization, share):
-    target = tmp_path / "target.json"
-    target.write_text(json.dumps(LLAMA_8B))
-    (tmp_path / "config.json").write_text(json.dumps(EAGLE3_LLAMA_8B))
+    target, head = (config_file(tmp_path / f"{each['architectures'][0]}.json", each) for each in (LLAMA_8B, EAGLE3_LLAMA_8B))
     model = read_target(target, quantization)
-    together = pair(model, read_head(tmp_path, model, quantization=quantization), "bfloat16")
-    dense = pair(read_target(target), read_head(tmp_path, model), "bfloat16")
+    together = pair(model, read_head(head, model, quantization=quantization), "bfloat16")
+    dense = pair(read_target(target), read_head(head, model), "bfloat16")
     for mine, other in ((together.target, dense.target), (together.head, dense.head)):
         assert 0.25 * other.weights.layers < mine.weights.layers <= share * other.weights.layers
         assert mine.weights.parameters == other.weights.parameters and mine.dense == other.weights == other.dense
@@ -104,12 +95,9 @@ def test_a_published_quantised_model_from_its_config_alone(tmp_path):
         "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8}}},
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | sizes | {"quantization_config": scheme}))
-    (tmp_path / "head.json").write_text(
-        json.dumps(EAGLE3_LLAMA_8B | {"hidden_size": 8192, "intermediate_size": 28672} | {"num_attention_heads": 64})
-    )
-    target = read_target(tmp_path)
-    models = pair(target, read_head(tmp_path / "head.json", target), "bfloat16")
+    target = read_target(config_file(tmp_path / "config.json", LLAMA_8B | sizes | {"quantization_config": scheme}))
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B | sizes | {"num_hidden_layers": 1})
+    models = pair(target, read_head(head, target), "bfloat16")
     tables = 2 * 128256 * 8192
     assert models.target.weights.embedding == models.target.weights.output == tables
     assert models.target.weights.parameters == 70_553_706_496
@@ -136,7 +124,7 @@ def test_a_config_alone_tells_as_much_as_the_files(head, tmp_path):
     target = tiny_config()
     whole, alone = head.write(tmp_path / "whole"), tmp_path / "alone"
     alone.mkdir()
-    (alone / "config.json").write_text(json.dumps(head.config))
+    config_file(alone / "config.json", head.config)
     from_files, from_config = read_head(whole, target), read_head(alone, target)
     assert type(from_files) is type(from_config)
     assert weights_of(from_config, "bfloat16") == weights_of(from_files, "bfloat16")
@@ -174,20 +162,14 @@ def test_a_token_map_gives_a_head_an_output_of_its_own(tmp_path):
     assert head.draft_vocab_size == 3 and weights_of(head, "float32").output == 4 * 3 * target.config.hidden_size
 
 
-def refused(head: dict, target: ModelConfig, tmp_path) -> HeadConfig:
-    (tmp_path / "config.json").write_text(json.dumps(head))
-    return read_head(tmp_path, target)
-
-
 def test_what_is_no_head_for_this_target_is_refused(tmp_path):
-    target = tiny_config()
-    with pytest.raises(ValueError, match=r"hidden size 64 and vocabulary 128, not 32 and 128"):
-        refused(eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}, target, tmp_path)
-    with pytest.raises(ValueError, match="the draft model's vocabulary has 96 tokens, the target's 128"):
-        refused(
-            eagle_llama3().config | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96},
-            target,
-            tmp_path,
-        )
+    wide = eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}
+    small = eagle_llama3().config | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96}
+    for head, message in (
+        (wide, "hidden size 64 and vocabulary 128, not 32 and 128"),
+        (small, "the draft model's vocabulary has 96 tokens, the target's 128"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_head(config_file(tmp_path / "config.json", head), tiny_config())
     with pytest.raises(ValueError, match="does not exist"):
         read_target(tmp_path / "nowhere")

@@ -96,7 +96,7 @@ def test_a_host_that_launches_every_kernel_is_waited_for(llama):
 
 
 def launch(kernel: str, scope: str) -> Launch:
-    return Launch("kCustomKernel", kernel, f"jit(cycle)/{scope}/x", in_graph=True, branch=None)
+    return Launch("kCustomKernel", kernel, f"jit(cycle)/{scope}/x", in_graph=True)
 
 
 def test_counts_of_a_compiled_cycle():
