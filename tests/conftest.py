@@ -1,6 +1,8 @@
 """Shared by all tests: what is compiled once is not compiled again, neither in this process nor in the next run."""
 
+import asyncio
 import gc
+import inspect
 import os
 import time
 from collections import Counter
@@ -188,6 +190,16 @@ def compilation_cache():
     from jaxspec.engine.program_cache import enable_compilation_cache
 
     enable_compilation_cache()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own, for a minute at most."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**fixtures), 60))
+    return True
 
 
 class SharedPrograms:

@@ -118,23 +118,18 @@ def write_gguf(origin: Path, directory: Path) -> None:
     import gguf
 
     from jaxspec.checkpoints.checkpoint import Checkpoint
-    from jaxspec.checkpoints.gguf_tensors import INDEX, LAYER, LINK, OUTSIDE, index_of
+    from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, index_of
+    from tests.checkpoints.test_gguf_file import gguf_name
 
-    names = {theirs: ours for ours, theirs in (LAYER | OUTSIDE).items()}
     file, kind = directory / LINK, gguf.GGMLQuantizationType.Q8_0
     writer = gguf.GGUFWriter(str(file), "llama")
     with Checkpoint(origin) as checkpoint:
         for name in checkpoint.infos:
-            values, (place, _, part) = checkpoint.read(name).astype(np.float32), name.rpartition(".")
-            if place.startswith("model.layers."):
-                _, _, layer, rest = place.split(".", 3)
-                place = f"blk.{layer}.{names[rest]}"
-            else:
-                place = names[place]
+            values = checkpoint.read(name).astype(np.float32)
             if values.ndim == 1:
-                writer.add_tensor(f"{place}.{part}", values)
+                writer.add_tensor(gguf_name(name), values)
             else:
-                writer.add_tensor(f"{place}.{part}", gguf.quants.quantize(values, kind), raw_dtype=kind)
+                writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

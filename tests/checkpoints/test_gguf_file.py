@@ -118,20 +118,14 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.add_chat_template(TEMPLATE)
     for name, value in changes.pop("text", {}).items():
         writer.add_string(f"{kind}.{name}", value)
-    names = {theirs: ours for ours, theirs in (LAYER | OUTSIDE).items()}
     extra = changes.pop("tensors", {})
     for name, values in (load_file(directory / "model.safetensors") | extra).items():
-        place, _, part = name.rpartition(".")
         if name in extra:
             writer.add_tensor(name, values)
             continue
-        if place.startswith("model.layers."):
-            _, _, layer, rest = place.split(".", 3)
-            renamed = f"blk.{layer}.{names[rest]}.{part}"
-            if kind == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
-                values = neighbours_rotated(values, config.num_heads if "q_proj" in rest else config.num_kv_heads)
-        else:
-            renamed = f"{names[place]}.{part}"
+        renamed = gguf_name(name)
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
+            values = neighbours_rotated(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
         own = quantised(renamed) if callable(quantised) and not isinstance(quantised, gguf.GGMLQuantizationType) else quantised
         if own is not None and values.ndim == 2:
             writer.add_tensor(renamed, gguf.quants.quantize(values, own), raw_dtype=own)
@@ -143,6 +137,16 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def gguf_name(name: str) -> str:
+    """Of the tensor that a Hugging Face file calls so."""
+    names = {theirs: ours for ours, theirs in (LAYER | OUTSIDE).items()}
+    place, _, part = name.rpartition(".")
+    if place.startswith("model.layers."):
+        _, _, layer, rest = place.split(".", 3)
+        return f"blk.{layer}.{names[rest]}.{part}"
+    return f"{names[place]}.{part}"
 
 
 def neighbours_rotated(rows: np.ndarray, heads: int) -> np.ndarray:

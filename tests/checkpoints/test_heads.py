@@ -29,6 +29,7 @@ from tests.checkpoints.real_heads import (
     eagle_llama3,
     eagle_qwen2,
     speculators,
+    token_map,
 )
 from tests.checkpoints.test_targets import same
 from tests.reference import CHECKPOINTS, HEAD, target
@@ -103,6 +104,13 @@ def test_a_block_head_takes_no_token_map(tmp_path):
         load_head(dflash().write(tmp_path / "head"), tiny_target(), token_map=tmp_path / "map.json")
 
 
+def with_map(*without: str, **maps: np.ndarray) -> Head:
+    """A head with these token maps."""
+    head = eagle3_llama31().but(*without)
+    return Head(head.config, head.tensors | maps)
+
+
+MAPS = token_map(64)
 REFUSED = {
     "no lm_head": (eagle3_llama31().but("lm_head.weight"), r"'lm_head.weight' is missing \(expected with shape \(64, 32\)\)"),
     "narrow and no lm_head": (
@@ -118,8 +126,19 @@ REFUSED = {
     ),
     "no map": (eagle3_llama31().but("d2t", "t2d"), r"'d2t' is missing \(expected with shape \(64,\)\)"),
     "a map of fractions": (
-        Head(eagle3_llama31().config, eagle3_llama31().tensors | {"d2t": np.zeros(64, np.float32)}),
+        with_map(d2t=np.zeros(64, np.float32)),
         "'d2t' in model.safetensors has dtype float32; expected integers",
+    ),
+    "a map that repeats": (with_map(d2t=-np.arange(64)), "distinct target ids"),
+    "maps that disagree": (with_map(t2d=np.ones(VOCAB, np.bool_)), "d2t and t2d disagree"),
+    "maps of as many, other tokens": (with_map(t2d=np.roll(MAPS["t2d"], 1)), "d2t and t2d disagree"),
+    "a map below the vocabulary": (  # also without t2d, which would contradict it
+        with_map("t2d", d2t=np.r_[-1, MAPS["d2t"][1:]]),
+        r"distinct target ids in \[0, 128\); it reaches -1 to 126, 64 of 64 distinct",
+    ),
+    "a map beyond the vocabulary": (
+        with_map("t2d", d2t=np.r_[MAPS["d2t"][:-1], VOCAB - 63]),
+        r"distinct target ids in \[0, 128\); it reaches 0 to 128, 64 of 64 distinct",
     ),
     "no embedding": (
         eagle3_llama31(hidden=16, target=HIDDEN).but(config={"target_hidden_size": HIDDEN}), "'embed_tokens.weight' is missing",
@@ -232,31 +251,6 @@ def test_several_mtp_layers_are_refused(tmp_path):
     save_file(tensors | second, directory / "model.safetensors")
     with pytest.raises(ValueError, match=r"expected one MTP layer, model\.mtp_layers\.0; this checkpoint has 0, 1"):
         load_head(directory, model)
-
-
-def test_a_token_map_must_map_to_distinct_tokens(tmp_path):
-    head = eagle3_llama31()
-    with pytest.raises(ValueError, match="distinct target ids"):
-        load_head(Head(head.config, head.tensors | {"d2t": -np.arange(64)}).write(tmp_path / "repeats"), tiny_target())
-    with pytest.raises(ValueError, match="d2t and t2d disagree"):
-        load_head(Head(head.config, head.tensors | {"t2d": np.ones(128, np.bool_)}).write(tmp_path / "disagrees"), tiny_target())
-
-
-def test_both_token_maps_name_the_same_tokens(tmp_path):
-    """As many tokens are not the same tokens."""
-    head = eagle3_llama31()
-    head.tensors["t2d"] = np.roll(head.tensors["t2d"], 1)
-    with pytest.raises(ValueError, match="d2t and t2d disagree"):
-        load_head(head.write(tmp_path / "head"), tiny_target())
-
-
-@pytest.mark.parametrize(("place", "offset", "reach"), [(0, -1, "-1 to 126"), (63, VOCAB - 63, "0 to 128")])
-def test_a_token_map_stays_inside_the_vocabulary(tmp_path, place, offset, reach):
-    """Also without t2d, which would contradict it."""
-    head = eagle3_llama31().but("t2d")
-    head.tensors["d2t"][place] = offset
-    with pytest.raises(ValueError, match=rf"distinct target ids in \[0, 128\); it reaches {reach}, 64 of 64 distinct"):
-        load_head(head.write(tmp_path / "head"), tiny_target())
 
 
 def test_captured_layers_by_output_and_by_input():

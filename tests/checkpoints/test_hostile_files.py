@@ -28,6 +28,7 @@ from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
 from jaxspec.testing import random_head, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.tokenizer import load_tokenizer
+from tests.checkpoints.test_targets import configured
 from tests.sets import exhaustive
 
 SECONDS, GROWTH = 2.0, 200 * 2**20
@@ -173,8 +174,7 @@ REFUSED = {
 def test_nonsense_in_a_config_is_refused_by_name(originals: Path, tmp_path: Path, name: str):
     changes, message = REFUSED[name]
     directory = shutil.copytree(originals / "target", tmp_path / "model")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
+    configured(directory, **changes)
     (directory / "generation_config.json").unlink()  # its eos_token_id would take precedence
     began = time.process_time()
     with pytest.raises(ValueError, match=message):
@@ -182,26 +182,24 @@ def test_nonsense_in_a_config_is_refused_by_name(originals: Path, tmp_path: Path
     assert time.process_time() - began < 0.5
 
 
-def test_the_largest_config_is_refused_before_anything_is_built(originals: Path, tmp_path: Path):
-    """A manifest whose digest fits, with layers that nobody stored."""
-    directory = shutil.copytree(originals / "converted", tmp_path / "model")
-    contents = json.loads((directory / MANIFEST).read_text())
-    contents["config"]["num_layers"] = 5000
-    (directory / MANIFEST).write_text(json.dumps(contents | {"digest": digest(contents)}))
-    began = time.process_time()
-    with pytest.raises(ValueError, match="it has 5000 layers, but hashes of"):
-        load_target(directory, np.float32)
-    assert time.process_time() - began < 0.5
-
-
-def test_a_manifest_names_no_files_elsewhere(originals: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("place", "value", "load", "message"),
+    [
+        (("config", "num_layers"), 5000, partial(load_target, dtype=np.float32), "it has 5000 layers, but hashes of"),
+        (("files", "../secret"), "0" * 64, check_hashes, r"names the file '\.\./secret', which is not one of its directory"),
+    ],
+)
+def test_a_manifest_is_doubted_although_its_digest_fits(originals: Path, tmp_path: Path, place, value, load, message: str):
+    """The largest config is refused before anything is built, and no file elsewhere is read."""
     directory = shutil.copytree(originals / "converted", tmp_path / "model")
     (tmp_path / "secret").write_text("x")
     contents = json.loads((directory / MANIFEST).read_text())
-    contents["files"]["../secret"] = "0" * 64
+    contents[place[0]][place[1]] = value
     (directory / MANIFEST).write_text(json.dumps(contents | {"digest": digest(contents)}))
-    with pytest.raises(ValueError, match=r"names the file '\.\./secret', which is not one of its directory"):
-        check_hashes(directory)
+    began = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        load(directory)
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "vocab.json"])

@@ -182,20 +182,17 @@ def damage(path: Path, size: int | None) -> None:
         path.write_bytes(data[:size])
 
 
-DAMAGE = pytest.mark.parametrize("size", [None, 0, -1], ids=["missing", "empty", "truncated"])
-
-
-@DAMAGE
-def test_the_parameter_of_a_damaged_data_file_is_named(store, size):
-    damage(store / "state/layers.1.kernel/c/0/0", size)
-    with pytest.raises(ValueError, match=r"layers\.1\.kernel.* has \d+ bytes; expected 8212: the file is damaged"):
-        load_store(store)
-
-
-@DAMAGE
-def test_a_damaged_description_is_named(store, size):
-    damage(store / "state/layers.1.kernel/zarr.json", size)
-    with pytest.raises(ValueError, match=r"layers\.1\.kernel(/zarr\.json is not valid JSON| is damaged: its zarr\.json)"):
+@pytest.mark.parametrize("size", [None, 0, -1], ids=["missing", "empty", "truncated"])
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("c/0/0", r"layers\.1\.kernel.* has \d+ bytes; expected 8212: the file is damaged"),
+        ("zarr.json", r"layers\.1\.kernel(/zarr\.json is not valid JSON| is damaged: its zarr\.json)"),
+    ],
+)
+def test_the_parameter_of_a_damaged_file_is_named(store, file, size, message):
+    damage(store / "state/layers.1.kernel" / file, size)
+    with pytest.raises(ValueError, match=message):
         load_store(store)
 
 

@@ -1,6 +1,5 @@
 """Published quantised checkpoints, written here in each layout, against the same weights dequantised in NumPy."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.layers import causal_metadata
 from jaxspec.testing import tiny_target, write_target
+from tests.checkpoints.test_targets import configured
 from tests.sets import exhaustive
 
 FP8 = ml_dtypes.float8_e4m3fn
@@ -164,14 +164,8 @@ def published(directory: Path, name: str, **changes: Any) -> tuple[Path, Path]:
             tensors[tensor] = same[tensor] = values
     save_file(tensors, stored / "model.safetensors")
     save_file(same, dense / "model.safetensors")
-    configured(stored, settings)
+    configured(stored, quantization_config=settings)
     return stored, dense
-
-
-def configured(directory: Path, settings: dict[str, Any]) -> Path:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
-    return directory
 
 
 def logits(path: Path, **how: Any) -> tuple[np.ndarray, Any]:
@@ -240,7 +234,7 @@ def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, settings, message):
-    directory = configured(write_target(tmp_path / "target", tiny_target()), settings)
+    directory = configured(write_target(tmp_path / "target", tiny_target()), quantization_config=settings)
     with pytest.raises(ValueError, match=message):
         load_target(directory, jnp.float32)
 

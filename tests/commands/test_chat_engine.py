@@ -14,9 +14,9 @@ import pytest
 from jaxspec import LLM
 from jaxspec.commands.chat import make_parser
 from jaxspec.commands.chat_engine import EngineSource
-from jaxspec.commands.chat_loop import Piece, Wishes
+from jaxspec.commands.chat_loop import Wishes
 from jaxspec.config import PLAIN, TreeShape
-from tests.commands.conftest import TinyModel
+from tests.commands.conftest import TinyModel, text_of
 from tests.commands.terminal import CTRL_C, CTRL_D, typed
 from tests.live_server import optimizing
 from tests.server.fakes import TEXT, FakeEngine, byte_tokenizer
@@ -62,10 +62,6 @@ class FakeModels:
 def source() -> Iterator[EngineSource]:
     with contextlib.closing(EngineSource(FakeModels(TREE, []), lambda _: None)) as source:
         yield source
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(text for piece in pieces for text, _ in piece.spans)
 
 
 def test_an_answer_in_pieces_with_its_figures(source):

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxspec.commands.chat_loop import Piece, Wishes
+from jaxspec.commands.chat_loop import Wishes
 from jaxspec.commands.chat_screen import THINKING
 from jaxspec.commands.chat_server import ServerSource, piece_of
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_template import ChatTemplate
+from tests.commands.conftest import text_of
 from tests.commands.terminal import CTRL_C, typed
 from tests.server.conftest import serving
 from tests.server.fakes import TEXT, TREE, FakeEngine, byte_tokenizer
@@ -32,10 +33,6 @@ def url(engine) -> Iterator[str]:
     model = ServedModel("fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer), (TREE, PLAIN))
     with serving(engine, model) as url:
         yield url
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(text for piece in pieces for text, _ in piece.spans)
 
 
 def test_an_answer_in_pieces_with_its_figures(url):

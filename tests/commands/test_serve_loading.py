@@ -187,26 +187,25 @@ def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places
         load(arguments(places, "target", None, command))
 
 
-def test_an_unused_token_map_is_a_line_in_the_log(places, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("draft", "more", "words"),
+    [
+        ("eagle3", "--speculative-token-map MAP", ["map.json is not used"]),
+        ("eagle3", "--speculative-accept-threshold-single 0.9", ["--speculative-accept-threshold-single", "lossy"]),
+        ("eagle3", "--max-total-tokens 100", ["up to 96 tokens"]),
+        ("eagle", "--dtype float16", ["--dtype float16 works on a CPU, but auto is faster there"]),
+    ],
+)
+def test_what_a_user_may_not_expect_is_a_line_in_the_log(places, tmp_path, caplog, draft, more, words):
     (tmp_path / "map.json").write_text("[1, 2]")
     with caplog.at_level(logging.INFO, "jaxspec"):
-        load(arguments(places, "target", "eagle3", f"--speculative-token-map {tmp_path / 'map.json'}"))
+        llm = load(arguments(places, "target", draft, more.replace("MAP", str(tmp_path / "map.json"))))
     [said] = warnings_in(caplog)
-    assert "map.json is not used" in said
-    assert any("EAGLE3 draft tree 5/4/8" in record.message for record in caplog.records)
-
-
-def test_lossy_thresholds_are_a_line_in_the_log(places, caplog):
-    load(arguments(places, "target", "eagle3", "--speculative-accept-threshold-single 0.9"))
-    [said] = warnings_in(caplog)
-    assert "--speculative-accept-threshold-single" in said and "lossy" in said
-
-
-def test_a_cache_below_the_context_length_is_told(places, caplog):
-    llm = load(arguments(places, "target", "eagle3", "--max-total-tokens 100"))
-    assert llm.engine.stats().total_pages == 6
-    [said] = warnings_in(caplog)
-    assert "up to 96 tokens" in said
+    assert all(word in said for word in words)
+    assert any(f"{draft.upper()} draft tree 5/4/8" in record.message for record in caplog.records)
+    assert (llm.engine.stats().total_pages == 6) == ("--max-total-tokens" in more)
+    stored = {str(array.dtype) for array in (llm.target.params["embed_tokens"], *jax.tree.leaves(llm.head.params["fc"]))}
+    assert stored == ({"float16"} if "float16" in more else {"float32"})
 
 
 def test_the_settings_that_clients_see_are_those_in_use(places):
@@ -234,14 +233,6 @@ def test_a_driver_without_graphs_is_told(places, caplog, monkeypatch, driver, to
     caplog.clear()
     loading.log_model(models, arguments(places, "target", "eagle"))
     assert [("CUDA 12.2" in said and "12.3 or newer" in said) for said in warnings_in(caplog)] == [True] * told
-
-
-def test_16_bits_are_told_on_a_cpu(places, caplog):
-    with caplog.at_level(logging.INFO, "jaxspec"):
-        llm = load(arguments(places, "target", "eagle", "--dtype float16"))
-    assert llm.target.params["embed_tokens"].dtype == jax.tree.leaves(llm.head.params["fc"])[0].dtype == "float16"
-    [said] = warnings_in(caplog)
-    assert "--dtype float16 works on a CPU, but auto is faster there" in said
 
 
 def test_a_template_is_read_and_bounded(places, tmp_path):

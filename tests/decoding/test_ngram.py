@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.speculation import DraftedTree
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, largest_sizes_only, tiny_engine
+from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 
 TARGET = engine_target()
@@ -123,13 +125,13 @@ def test_rates_follow_what_the_target_chose():
     assert drafter.learn(state, batch, None, jnp.array([5, 9, 7, 8])) is before, "plain cycles propose nothing"
 
 
+def asked(**fields) -> list[GenerationRequest]:
+    params = [SamplingParams(max_tokens=40, **kind) for kind in KINDS]
+    return [GenerationRequest(prompt, each, **fields) for prompt in PROMPTS for each in params]
+
+
 def run(engine: Engine) -> list[tuple[list[int], float]]:
-    requests = [
-        engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=40, **kind))) for prompt in PROMPTS for kind in KINDS
-    ]
-    while engine.has_work:
-        engine.step()
-    return [(request.output, request.speculation.accept_length) for request in requests]
+    return [(request.output, request.speculation.accept_length) for request in served(engine, *asked())]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +162,7 @@ def test_the_text_is_that_of_plain_decoding_where_a_head_drafts_fewer_levels():
     trees = (TreeShape(7, 4, 8, 3), TreeShape(3, 2, 4, 0))
     expected = [tokens for tokens, _ in run(tiny_engine(PLAIN, target=TARGET))]
     engine = tiny_engine(trees[0], target=TARGET, ngram=True, request_trees=trees[1:], max_running_requests=4)
-    kinds = [(prompt, SamplingParams(max_tokens=40, **kind)) for prompt in PROMPTS for kind in KINDS]
-    requests = [engine.add(GenerationRequest(*kind, tree=trees[number % 2])) for number, kind in enumerate(kinds)]
-    while engine.has_work:
-        engine.step()
+    requests = served(engine, *(replace(each, tree=trees[number % 2]) for number, each in enumerate(asked())))
     assert [request.output for request in requests] == expected
     sources = [Counter(request.speculation.accepted_by_source) for request in requests]
     deep, without_head = sum(sources[::2], Counter()), sum(sources[1::2], Counter())
@@ -212,21 +211,16 @@ def test_the_source_of_every_draft_is_told(options):
     engine = tiny_engine(TreeShape(2, 2, 5), target=TARGET, ngram=True, **options)
     names = {"other", "head", "ngram", "head+ngram"}
     assert engine.stats().accepted_by_source == engine.stats().drafted_by_source == dict.fromkeys(names, 0)
-    requests = [
-        engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=40, **kind), wants_trees=True))
-        for prompt in PROMPTS
-        for kind in KINDS
-    ]
+    requests = [engine.add(each) for each in asked(wants_trees=True)]
     texts = {request.id: list(request.prompt) for request in requests}
     drafted, accepted = Counter[str](), Counter[str]()
-    while engine.has_work:
-        for update in engine.step():
-            text, verification = texts[update.request_id], update.verification
-            if verification is not None and (tree := verification.tree) is not None:
-                check_sources(text, tree)
-                drafted.update(tree.sources)
-                accepted.update(tree.sources[node - 1] for node in tree.accepted[1 : verification.accepted + 1])
-            text += update.token_ids
+    for update in updates_of(engine):
+        text, verification = texts[update.request_id], update.verification
+        if verification is not None and (tree := verification.tree) is not None:
+            check_sources(text, tree)
+            drafted.update(tree.sources)
+            accepted.update(tree.sources[node - 1] for node in tree.accepted[1 : verification.accepted + 1])
+        text += update.token_ids
     stats = engine.stats()
     assert {name: count for name, count in stats.drafted_by_source.items() if count} == drafted
     assert {name: count for name, count in stats.accepted_by_source.items() if count} == accepted
@@ -240,11 +234,8 @@ def test_the_source_of_every_draft_is_told(options):
         assert drafted["head"] > drafted["ngram"] and of_few_tokens["ngram"] > of_few_tokens["head"]
 
 
-def ask(engine: Engine, prompt: tuple[int, ...], **asked) -> Request:
-    params = SamplingParams(max_tokens=40, temperature=0.9, seed=5)
-    request = engine.add(GenerationRequest(prompt, params, **asked))
-    while engine.has_work:
-        engine.step()
+def ask(engine: Engine, prompt: tuple[int, ...], **fields) -> Request:
+    (request,) = served(engine, GenerationRequest(prompt, SamplingParams(max_tokens=40, temperature=0.9, seed=5), **fields))
     return request
 
 

@@ -1,6 +1,6 @@
 """The reference implementation's own traces are reproduced: every tree, accept length and token."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import cycle
-from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.state import admit
 from jaxspec.decoding.tree import ancestor_mask
@@ -25,50 +24,40 @@ CASES = [make(case, number) for case, make in NAMES.items() for number in range(
 GREEDY = SamplingParams(temperature=0, max_tokens=1000)
 
 
-class Reference:
-    """The two programs of one case."""
-
-    def __init__(self, case: str):
-        settings = trace(case)
-        self.head = head(settings["head"])
-        self.spec = TreeShape(settings["depth"] + 1, settings["top_k"], settings["total_token"])
-        self.params = (target().params, self.head.params)
-        self.prefill = jax.jit(self._prefill)
-        self.cycle = jax.jit(self._cycle)
-
-    def models(self, params: tuple[dict, dict]) -> Models:
-        return models_of(target(), self.head, params)
-
-    def _prefill(self, params, state, chunk):
-        return prefill(self.models(params), state, chunk)
-
-    def _cycle(self, params, state):
-        step = cycle(self.models(params), state, ROWS, PAGE_TABLE, tree=self.spec)
-        depth = jnp.sum(ancestor_mask(step.drafted.parents, self.spec.num_steps), -1) - 1  # as build_tree has it
-        return step, depth
-
-
 @cache
-def reference_of(case: str) -> Reference:
-    return Reference(case)
+def programs(case: str):
+    """The head of a case, its prefill and its cycle."""
+    settings = trace(case)
+    drafting, params = head(settings["head"]), (target().params, head(settings["head"]).params)
+    spec = TreeShape(settings["depth"] + 1, settings["top_k"], settings["total_token"])
+
+    @jax.jit
+    def run_prefill(params, state, chunk):
+        return prefill(models_of(target(), drafting, params), state, chunk)
+
+    @jax.jit
+    def run_cycle(params, state):
+        step = cycle(models_of(target(), drafting, params), state, ROWS, PAGE_TABLE, tree=spec)
+        return step, jnp.sum(ancestor_mask(step.drafted.parents, spec.num_steps), -1) - 1  # the depth, as build_tree has it
+
+    return drafting, partial(run_prefill, params), partial(run_cycle, params)
 
 
 @pytest.mark.parametrize(("case", "number"), CASES)
 def test_trace(case, number):
-    reference, run = reference_of(case), trace(case)["runs"][number]
-    prompt, params = run["prompt"], reference.params
-    length = PAGES * PAGE_SIZE
-    state = poisoned_state(target(), reference.head, rows=1, pages=PAGES, page_size=PAGE_SIZE, max_length=length)
+    (drafting, run_prefill, run_cycle), run = programs(case), trace(case)["runs"][number]
+    prompt, length = run["prompt"], PAGES * PAGE_SIZE
+    state = poisoned_state(target(), drafting, rows=1, pages=PAGES, page_size=PAGE_SIZE, max_length=length)
     vocab_size = target().config.vocab_size
     state = admit(state, admission_of(GREEDY, prompt, rows=1, max_length=length, vocab_size=vocab_size))
     for first in range(0, len(prompt), CHUNK):
         part = prompt[first : first + CHUNK]
         is_last = first + len(part) == len(prompt)
-        step = reference.prefill(params, state, chunk_of(part, PAGE_TABLE, width=CHUNK, first_slot=first, is_last=is_last))
+        step = run_prefill(state, chunk_of(part, PAGE_TABLE, width=CHUNK, first_slot=first, is_last=is_last))
         state = step.state
     out = step.report[0, 3:].tolist()
     for expected, accepted in zip(run["steps"], run["accept_lens"], strict=True):
-        step, depth = reference.cycle(params, state)
+        step, depth = run_cycle(state)
         assert step.drafted.tokens[0].tolist() == expected["draft_tokens"]
         assert step.drafted.parents[0].tolist() == expected["parent"]
         assert depth[0].tolist() == expected["pos"]

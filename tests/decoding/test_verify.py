@@ -66,23 +66,19 @@ def test_accept_is_the_walk(seed):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "count", "stop", "remaining", "expected"),
+    ("count", "stop", "now", "expected"),
     [
-        ([5, 2, 9], 3, (), 100, (3, RUNNING)),
-        ([5, 2, 9], 3, (2,), 100, (2, STOPPED)),
-        ([5, 2, 9], 3, (7, 9, 2), 100, (2, STOPPED)),  # the first in the text, not in the list
-        ([5, 2, 9], 1, (2,), 100, (1, RUNNING)),  # the stop token was not accepted
-        ([5, 2, 9], 3, (), 2, (2, OUT_OF_BUDGET)),
-        ([5, 2, 9], 2, (), 2, (2, OUT_OF_BUDGET)),
-        ([5, 2, 9], 3, (2,), 1, (1, OUT_OF_BUDGET)),  # the budget ends before the stop
-        ([5, 2, 9], 3, (2,), 2, (2, STOPPED)),
+        (3, (), {}, (3, RUNNING)),
+        (3, (2,), {}, (2, STOPPED)),
+        (3, (7, 9, 2), {}, (2, STOPPED)),  # the first in the text, not in the list
+        (1, (2,), {}, (1, RUNNING)),  # the stop token was not accepted
+        (3, (), {"remaining": 2}, (2, OUT_OF_BUDGET)),
+        (2, (), {"remaining": 2}, (2, OUT_OF_BUDGET)),
+        (3, (2,), {"remaining": 1}, (1, OUT_OF_BUDGET)),  # the budget ends before the stop
+        (3, (2,), {"remaining": 2}, (2, STOPPED)),
+        (3, (2,), {"done": True}, (0, RUNNING)),
     ],
 )
-def test_truncate(tokens, count, stop, remaining, expected):
-    got = truncate(jnp.array([tokens]), jnp.array([count]), sequence(remaining=remaining), stops(*stop))
+def test_truncate(count, stop, now, expected):
+    got = truncate(jnp.array([[5, 2, 9]]), jnp.array([count]), sequence(**now), stops(*stop))
     assert (int(got[0][0]), int(got[1][0])) == expected
-
-
-def test_a_finished_sequence_emits_nothing():
-    emitted, finish = truncate(jnp.array([[5, 2, 9]]), jnp.array([3]), sequence(done=True), stops(2))
-    assert (emitted.tolist(), finish.tolist()) == ([0], [RUNNING])

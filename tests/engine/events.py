@@ -8,9 +8,7 @@ not lived again.
 """
 
 import argparse
-import json
 import logging
-import os
 import random
 import threading
 import time
@@ -20,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import environment
 from jaxspec.config import TreeShape
 from jaxspec.engine.driver import EngineError, EngineThread, Ticket
 from jaxspec.engine.engine import Engine
@@ -28,7 +25,8 @@ from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest, Request, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
-from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, random_case, random_prompt, recorded, run
+from tests.engine.records import record, recorded
+from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, random_case, random_prompt, run
 
 RECORD = Path(__file__).with_name("events.jsonl")
 LIFE = 1000
@@ -216,14 +214,10 @@ def recorded_life(number: int, seed: int) -> dict[str, Any]:
     """Lives, says what has happened, and records it."""
     started = time.perf_counter()
     life = live(number, seed, LIFE)
-    known = environment(os.getloadavg()[0])
-    line = {name: known[name] for name in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
-    line |= {"seed": seed, "life": number, "events": LIFE, "setting": repr(life.setting)}
-    line |= {"seconds": round(time.perf_counter() - started), "counts": life.counts}
-    print(f"{number}: {line['seconds']} s, {dict(life.counts)}, {life.setting}", flush=True)
-    with RECORD.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    return line
+    seconds = round(time.perf_counter() - started)
+    print(f"{number}: {seconds} s, {dict(life.counts)}, {life.setting}", flush=True)
+    setting = repr(life.setting)
+    return record(RECORD, seed=seed, life=number, events=LIFE, setting=setting, seconds=seconds, counts=life.counts)
 
 
 def main() -> None:

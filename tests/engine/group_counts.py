@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxspec.commands.replicas import LOOPBACK, free_ports
 from jaxspec.engine.hosts import EXIT
 
 SECONDS = 2.0
@@ -34,15 +34,10 @@ TIMES = {"stub": 20, "load": 3}
 """How often each way is tried."""
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 @contextlib.contextmanager
 def group(what: str, longest: float = LONGEST) -> Iterator[list[subprocess.Popen]]:
     """Two processes, which are killed after so many seconds, or at the end."""
-    command, address = [sys.executable, "-m", "tests.engine.group_process", what], free_address()
+    command, address = [sys.executable, "-m", "tests.engine.group_process", what], f"{LOOPBACK}:{free_ports(1)[0]}"
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
 
     def kill() -> None:

@@ -26,7 +26,8 @@ from jaxspec.engine.hosts import Hosts
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_block, random_head
-from tests.engine.sources import PLACEMENTS, SOURCES, STORAGES, record, recorded
+from tests.engine.records import recorded
+from tests.engine.sources import PLACEMENTS, SOURCES, STORAGES, recorded_group
 
 RECORD = Path(__file__).with_name("sources.jsonl")
 COUNT = 16
@@ -100,7 +101,7 @@ def serve_missing(needed: Iterable[frozenset[str]], size: int, seed: int, most: 
         number = sum(line["seed"] == seed for line in lines)
         wanted = wanted_for(missing, random.Random(f"{seed} {number}"))
         print(f"{len(missing)} of {len(needed)} are missing; now {', '.join(sorted(wanted))}", flush=True)
-        record(number, seed, COUNT, wanted, out)
+        recorded_group(number, seed, COUNT, wanted, out)
     return len(needed - served(recorded(out), size).keys())
 
 

@@ -7,8 +7,6 @@ draws what is missing there.
 """
 
 import argparse
-import json
-import os
 import pickle
 import random
 import tempfile
@@ -27,7 +25,6 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
-from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
@@ -61,6 +58,7 @@ from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rows import AsInFile
 from pallas_kernels.weight import Weight
 from tests.engine.group_counts import group
+from tests.engine.records import record, recorded
 from tests.engine.tensor_parallel import stored_each, stored_so
 from tests.grammar.cases import random_schema
 
@@ -453,12 +451,7 @@ def check(setting: Setting, cases: Sequence[Case]) -> Outcome:
     return Outcome(setting, len(again), unequal, counts, sorted(map(sorted, has)))
 
 
-def recorded(out: Path | None) -> list[dict[str, Any]]:
-    """The lines of a file that other runs have added."""
-    return list(map(json.loads, out.read_text().splitlines())) if out is not None and out.exists() else []
-
-
-def record(number: int, seed: int, count: int, wanted: frozenset[str], out: Path | None) -> dict[str, Any]:
+def recorded_group(number: int, seed: int, count: int, wanted: frozenset[str], out: Path | None) -> dict[str, Any]:
     """Serves a group, says what became of it, and records that."""
     started = time.perf_counter()
     outcome = check(*random_group(number, seed, count=count, wanted=wanted))
@@ -466,15 +459,9 @@ def record(number: int, seed: int, count: int, wanted: frozenset[str], out: Path
     print(f"{number}: {equal} of {outcome.requests} equal, {seconds:.0f} s, {outcome.setting}", flush=True)
     for case, plainly, said in outcome.unequal[:3]:
         print(f"  {case}\n    plain {plainly}\n    drafts {said}", flush=True)
-    known = environment(os.getloadavg()[0])
-    line = {name: known[name] for name in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
-    line |= {"seed": seed, "group": number, "count": count, "wanted": sorted(wanted), "setting": repr(outcome.setting)}
-    line |= {"source": outcome.setting.source, "features": sorted(outcome.setting.features), "has": outcome.has}
-    line |= {"seconds": round(seconds), "counts": outcome.counts}
-    if out is not None:
-        with out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    return line
+    drawn = {"seed": seed, "group": number, "count": count, "wanted": sorted(wanted), "setting": repr(outcome.setting)}
+    served = {"source": outcome.setting.source, "features": sorted(outcome.setting.features), "has": outcome.has}
+    return record(out, **drawn, **served, seconds=round(seconds), counts=outcome.counts)
 
 
 def main() -> None:
@@ -489,7 +476,7 @@ def main() -> None:
     known = [line for line in recorded(options.out) if line["seed"] == options.seed and not line.get("wanted", True)]
     before, by_source = {line["group"]: line for line in known}, dict[str, Counter[str]]()
     for number in options.group or range(-(-options.count // GROUP)):
-        line = before.get(number) or record(number, options.seed, GROUP, frozenset(), options.out)
+        line = before.get(number) or recorded_group(number, options.seed, GROUP, frozenset(), options.out)
         by_source.setdefault(line["source"], Counter()).update(line["counts"])
     for source, counts in by_source.items():
         print(f"{source}: {dict(counts)}")

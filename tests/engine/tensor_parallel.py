@@ -6,13 +6,12 @@ its devices when it starts. What was found is in tensor_parallel.jsonl beside th
 
 import argparse
 import json
-import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import MATRIX, Storing, config_so, layer_so, with_storage
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import PLAIN, EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
 from jaxspec.engine.engine import Engine
@@ -46,6 +44,8 @@ from jaxspec.testing import (
 )
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.weight import Weight
+from tests.engine.records import record, recorded
+from tests.engine.served import served
 
 DEVICES = 4
 SHORT = TreeShape(3, 2, 5)
@@ -64,19 +64,6 @@ class Models(NamedTuple):
     head: LoadedHead | None
 
 
-@dataclass(frozen=True)
-class Case:
-    """Models, and how an engine runs them."""
-
-    make: Callable[[], Models]
-    tree: TreeShape = SHORT
-    options: dict[str, Any] = field(default_factory=dict)
-    params: tuple[SamplingParams, ...] = PARAMS
-    """Of requests that run together: their batch samples as the last of them needs."""
-    trees: tuple[TreeShape | None, ...] = (None,)
-    """What these requests ask for, in turn."""
-
-
 def each_with(*changes: dict[str, Any]) -> tuple[SamplingParams, ...]:
     """PARAMS with these changes, in turn."""
     return tuple(replace(params, **changes[place % len(changes)]) for place, params in enumerate(PARAMS))
@@ -86,41 +73,23 @@ def of_one_kind(**fields: Any) -> tuple[SamplingParams, ...]:
     return tuple(SamplingParams(max_tokens=18, seed=seed, **fields) for seed in (3, 4))
 
 
-def eagle3(layers: int = 2, head: Mapping[str, Any] = MappingProxyType({}), **sizes) -> Models:
-    target = engine_target(num_layers=layers, **sizes)
-    return Models(target, random_head(target.config, **head))
+type HeadOf = Callable[[ModelConfig], LoadedHead]
 
 
-def eagle(**sizes) -> Models:
-    target = engine_target(num_layers=2, **sizes)
-    return Models(target, random_eagle(target.config))
+def models(head: HeadOf | None, **sizes: Any) -> Callable[[], Models]:
+    """Makes a target of these sizes, and a head for it."""
 
+    def make() -> Models:
+        target = engine_target(**sizes)
+        return Models(target, head and head(target.config))
 
-def mtp(**sizes) -> Models:
-    target = engine_target(num_layers=2, **sizes)
-    return Models(target, random_mtp(target.config))
-
-
-def block(**changes) -> Models:
-    target = engine_target()
-    return Models(target, random_block(target.config, **changes))
-
-
-def small_model() -> Models:
-    """Its KV heads can't be divided as the target's."""
-    target = engine_target(num_layers=2)
-    return Models(target, random_draft_model(target.config, num_heads=2, num_kv_heads=1, tie_word_embeddings=True))
+    return make
 
 
 def itself() -> Models:
     """It accepts nearly all drafts."""
     target = engine_target()
     return Models(target, as_draft(target, target.config))
-
-
-def odd() -> Models:
-    target = engine_target(num_layers=2, vocab_size=130, intermediate_size=50)
-    return Models(target, random_head(target.config, draft_vocab_size=65))
 
 
 def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
@@ -136,8 +105,8 @@ def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) ->
 
 def quantised(quantization: str, storing: Storing) -> Models:
     """Both in 8 or 4 bits."""
-    models = eagle(hidden_size=64, head_dim=64, num_heads=4, intermediate_size=160)
-    return Models(*(stored_so(each, storing, quantization) for each in models))
+    made = models(random_eagle, hidden_size=64, head_dim=64, intermediate_size=160)()
+    return Models(*(stored_so(each, storing, quantization) for each in made))
 
 
 def stored_each(model: LoadedModel, store: Callable[[Any], tuple[Storage, Weight] | None]) -> Any:
@@ -155,7 +124,7 @@ def stored_each(model: LoadedModel, store: Callable[[Any], tuple[Storage, Weight
 
 def in_fp8_blocks() -> Models:
     """Blocks of 128 x 128 share a scale, so heads of 64 can't be divided."""
-    target, head = eagle3(hidden_size=128, head_dim=64, intermediate_size=512, vocab_size=256)
+    target, head = models(random_head, hidden_size=128, head_dim=64, intermediate_size=512, vocab_size=256)()
     storage = QuantizedAs("fp8", 128)
     return Models(stored_each(target, lambda array: (storage, storage(array))), head)
 
@@ -171,59 +140,74 @@ def smollm2(storing: Storing) -> Models:
     return Models(target, load_head(SMOLLM2_HEAD, target, storing=storing))
 
 
+EAGLE3 = models(random_head)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Models, and how an engine runs them."""
+
+    make: Callable[[], Models] = EAGLE3
+    tree: TreeShape = SHORT
+    options: dict[str, Any] = field(default_factory=dict)
+    params: tuple[SamplingParams, ...] = PARAMS
+    """Of requests that run together: their batch samples as the last of them needs."""
+    trees: tuple[TreeShape | None, ...] = (None,)
+    """What these requests ask for, in turn."""
+
+
 CASES = {
-    "EAGLE-3": Case(eagle3),
-    "EAGLE-3, one layer": Case(lambda: eagle3(1), TreeShape(2, 2, 4)),
-    "EAGLE-3, a chain": Case(eagle3, TreeShape(3, 1, 4)),
+    "EAGLE-3": Case(),
+    "EAGLE-3, one layer": Case(models(random_head, num_layers=1), TreeShape(2, 2, 4)),
+    "EAGLE-3, a chain": Case(tree=TreeShape(3, 1, 4)),
     "EAGLE-3, wider, biased and normed": Case(
-        lambda: eagle3(head=dict(layer={"hidden_size": 48, "num_layers": 2}, fc_bias=True, fc_norm=True, norm_output=True))
+        models(partial(random_head, layer={"hidden_size": 48, "num_layers": 2}, fc_bias=True, fc_norm=True, norm_output=True))
     ),
-    "EAGLE-3, the whole vocabulary": Case(lambda: eagle3(head={"draft_vocab_size": None, "norm_before_residual": True})),
-    "greedy": Case(eagle3, params=of_one_kind(temperature=0)),
-    "a temperature": Case(eagle3, params=of_one_kind(temperature=0.8)),
-    "filters": Case(eagle3, params=of_one_kind(temperature=0.9, top_p=0.9, top_k=20, min_p=0.02)),
+    "EAGLE-3, the whole vocabulary": Case(models(partial(random_head, draft_vocab_size=None, norm_before_residual=True))),
+    "greedy": Case(params=of_one_kind(temperature=0)),
+    "a temperature": Case(params=of_one_kind(temperature=0.8)),
+    "filters": Case(params=of_one_kind(temperature=0.9, top_p=0.9, top_k=20, min_p=0.02)),
     "penalties and bans": Case(
-        eagle3,
         params=each_with(
             {"repetition_penalty": 1.3, "bad_token_ids": tuple(range(0, 128, 3))},
             {"presence_penalty": 0.7, "min_tokens": 9, "stop_token_ids": tuple(range(0, 120, 10))},
             {"allowed_token_ids": tuple(range(20, 90)), "top_k": 12},
         ),
     ),
-    "a small model": Case(small_model),
-    "the target itself": Case(itself, TreeShape(4, 2, 8)),
-    "plain": Case(lambda: Models(engine_target(num_layers=2), None), PLAIN),
-    "EAGLE, one KV head": Case(lambda: eagle(num_kv_heads=1)),
-    "MTP, biases": Case(lambda: mtp(qkv_bias=True), TreeShape(2, 1, 3)),
-    "odd vocabulary, feed-forward and draft vocabulary": Case(odd),
-    "6 heads, 3 KV heads, normed": Case(lambda: eagle3(num_heads=6, num_kv_heads=3, qk_norm=True)),
-    "9 heads, 3 KV heads": Case(lambda: eagle3(num_heads=9, num_kv_heads=3)),
-    "8 heads, 4 KV heads, biased": Case(lambda: eagle3(num_heads=8, num_kv_heads=4, qkv_bias=True)),
-    "tied embeddings": Case(lambda: eagle(tie_word_embeddings=True, vocab_size=131)),
-    "DFlash, windows": Case(lambda: block(causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)),
-    "DFlash, causal": Case(lambda: block(causal=(True, True))),
-    "DSpark": Case(lambda: block(markov_rank=4), TreeShape(3, 2, 5)),
-    "adaptive": Case(eagle3, SHORT, {"adaptive": True}, each_with({"max_tokens": 70})),
-    "adaptive, n-grams and a head": Case(eagle3, SHORT, {"adaptive": True, "ngram": True}, each_with({"max_tokens": 70})),
-    "trees of requests": Case(
-        eagle3, SHORT, {"request_trees": (PLAIN, TreeShape(2, 1, 3))}, trees=(PLAIN, None, TreeShape(2, 1, 3))
+    "a small model": Case(  # its KV heads can't be divided as the target's
+        models(partial(random_draft_model, num_heads=2, num_kv_heads=1, tie_word_embeddings=True))
     ),
-    "one after another": Case(eagle3, SHORT, {"overlap": False}),
-    "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
-    "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),
-    "few pages": Case(eagle3, SHORT, {"num_pages": 18}),
-    "a cache of 8 bits": Case(eagle3, SHORT, {"kv_cache_dtype": "fp8_e4m3"}),
+    "the target itself": Case(itself, TreeShape(4, 2, 8)),
+    "plain": Case(models(None), PLAIN),
+    "EAGLE, one KV head": Case(models(random_eagle, num_kv_heads=1)),
+    "MTP, biases": Case(models(random_mtp, qkv_bias=True), TreeShape(2, 1, 3)),
+    "odd vocabulary, feed-forward and draft vocabulary": Case(
+        models(partial(random_head, draft_vocab_size=65), vocab_size=130, intermediate_size=50)
+    ),
+    "6 heads, 3 KV heads, normed": Case(models(random_head, num_heads=6, num_kv_heads=3, qk_norm=True)),
+    "9 heads, 3 KV heads": Case(models(random_head, num_heads=9, num_kv_heads=3)),
+    "8 heads, 4 KV heads, biased": Case(models(random_head, num_heads=8, num_kv_heads=4, qkv_bias=True)),
+    "tied embeddings": Case(models(random_eagle, tie_word_embeddings=True, vocab_size=131)),
+    "DFlash, windows": Case(models(partial(random_block, causal=(True, False), windows=(9, 7))), TreeShape(5, 3, 12)),
+    "DFlash, causal": Case(models(partial(random_block, causal=(True, True)))),
+    "DSpark": Case(models(partial(random_block, markov_rank=4))),
+    "adaptive": Case(options={"adaptive": True}, params=each_with({"max_tokens": 70})),
+    "adaptive, n-grams and a head": Case(options={"adaptive": True, "ngram": True}, params=each_with({"max_tokens": 70})),
+    "trees of requests": Case(options={"request_trees": (PLAIN, TreeShape(2, 1, 3))}, trees=(PLAIN, None, TreeShape(2, 1, 3))),
+    "one after another": Case(options={"overlap": False}),
+    "a window of the draft head": Case(options={"draft_window_size": 6, "draft_sink_size": 3}),
+    "thresholds": Case(options={"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),
+    "few pages": Case(options={"num_pages": 18}),
+    "a cache of 8 bits": Case(options={"kv_cache_dtype": "fp8_e4m3"}),
     "int8 by rows": Case(lambda: quantised("int8", Storing.ROWS)),
     "int8": Case(lambda: quantised("int8", Storing.DENSE)),
     "fp8": Case(lambda: quantised("fp8", Storing.DENSE)),
     "int4": Case(lambda: quantised("int4", Storing.DENSE)),
     "int4 in blocks": Case(lambda: quantised("int4", Storing.ROWS)),
     "fp8 in blocks": Case(in_fp8_blocks),
-    "n-grams": Case(lambda: Models(engine_target(num_layers=2), None), TreeShape(3, 2, 5), {"ngram": True, "ngram_share": 1}),
-    "n-grams and a head": Case(eagle3, SHORT, {"ngram": True}),
+    "n-grams": Case(models(None), options={"ngram": True, "ngram_share": 1}),
+    "n-grams and a head": Case(options={"ngram": True}),
     "grammars": Case(
-        eagle3,
-        SHORT,
         params=each_with(
             {},
             {"json_schema": {"type": "object", "properties": {"a": {"enum": ["xyz", "xz"]}}, "required": ["a"]}},
@@ -257,15 +241,11 @@ def run(case: Case, devices: int) -> Outcome:
     tokenizer = TinyTokenizer() if any(each.constraint for each in case.params) else None
     engine = Engine(target, head, tokenizer, case.tree, EngineConfig(tp_size=devices, **options))
     largest_sizes_only(engine)
-    requests = [
-        engine.add(GenerationRequest(tuple(range(10 + i, 34 + i)), params, tree=case.trees[i % len(case.trees)]))
+    asked = (
+        GenerationRequest(tuple(range(10 + i, 34 + i)), params, tree=case.trees[i % len(case.trees)])
         for i, params in enumerate(case.params)
-    ]
-    while engine.has_work:
-        engine.step()
-    requests.append(engine.add(GenerationRequest(tuple(range(10, 38)), case.params[1])))
-    while engine.has_work:
-        engine.step()
+    )
+    requests = served(engine, *asked) + served(engine, GenerationRequest(tuple(range(10, 38)), case.params[1]))
     programs, runner = engine.runner.programs, engine.runner
     cycle = next(each for each in programs.compilations if isinstance(each, CycleProgram) and each.tree == case.tree)
     counts = engine.stats()
@@ -283,22 +263,6 @@ def run(case: Case, devices: int) -> Outcome:
     )  # fmt: skip
 
 
-def recorded(out: Path | None, devices: list[int]) -> dict[str, dict[str, Any]]:
-    """The lines that other runs on so many devices have added to the file, by case."""
-    lines = map(json.loads, out.read_text().splitlines()) if out is not None and out.exists() else ()
-    return {line["case"]: line for line in lines if line["devices"] == devices}
-
-
-def record(out: Path, name: str, found: dict[int, Outcome], *, equal: bool) -> None:
-    """Adds the line of a case. What differs from device to device is a list."""
-    known, one = environment(os.getloadavg()[0]), next(iter(found.values()))
-    line = {each: known[each] for each in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
-    line |= {"case": name, "devices": list(found), "equal": equal, "requests": len(one.texts), "tokens": sum(map(len, one.texts))}
-    line |= {"counts": [each.counts for each in found.values()], "collectives": [each.collectives for each in found.values()]}
-    with out.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="NAME", help="default: all")
@@ -309,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     enable_compilation_cache()
     outcomes: dict[str, dict[int, Outcome]] = {}
-    known = recorded(chosen.out, chosen.devices)
+    known = {line["case"]: line for line in recorded(chosen.out) if line["devices"] == chosen.devices}
     for name in chosen.cases or CASES:
         if name in known:
             print(f"{name}: {'equal' if known[name]['equal'] else 'DIFFERENT'}, recorded")
@@ -319,8 +283,9 @@ def main(arguments: list[str] | None = None) -> None:
             one, *others = found.values()
             is_equal = all(each.texts == one.texts for each in others)
             print(f"{name}: {'equal' if is_equal else 'DIFFERENT'}", flush=True)
-            if chosen.out is not None:
-                record(chosen.out, name, found, equal=is_equal)
+            counts, collectives = [each.counts for each in found.values()], [each.collectives for each in found.values()]
+            served = {"equal": is_equal, "requests": len(one.texts), "tokens": sum(map(len, one.texts))}
+            record(chosen.out, case=name, devices=chosen.devices, **served, counts=counts, collectives=collectives)
     if chosen.json:
         json.dump(
             {name: {devices: each._asdict() for devices, each in found.items()} for name, found in outcomes.items()}, sys.stdout

@@ -6,12 +6,12 @@ import pytest
 
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.config import FP8, TreeShape
-from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, largest_sizes_only, random_draft_model, tiny_engine, write_target
 from pallas_kernels.quantized import QuantizedAs
+from tests.engine.served import served
 from tests.engine.test_equality import PROMPTS, run
 from tests.sets import exhaustive
 
@@ -39,13 +39,6 @@ def test_the_text_is_plain_decodings_with_a_draft_of_another_shape_and_a_padded_
         assert run(engine, prompts, PARAMS) == run(plain, prompts, PARAMS)
 
 
-def finished(engine: Engine, prompt: list[int], params: SamplingParams) -> Request:
-    request = engine.add(GenerationRequest(prompt, params))
-    while engine.has_work:
-        engine.step()
-    return request
-
-
 @pytest.mark.parametrize(
     ("tree", "options"),
     [
@@ -61,15 +54,13 @@ def test_a_model_that_drafts_for_itself_is_fully_accepted(tree, options):
     full = tree.num_steps + 1
     engine = tiny_engine(tree, target=TARGET, head=ITSELF, **options)
     prompt, params = list(range(40, 77)), SamplingParams(max_tokens=1 + 6 * full, temperature=0)
-    first = finished(engine, prompt, params)
-    again = finished(engine, [*prompt, *first.output], params)
+    (first,) = served(engine, GenerationRequest(prompt, params))
+    (again,) = served(engine, GenerationRequest([*prompt, *first.output], params))
     assert first.speculation.accept_lengths == again.speculation.accept_lengths == (full,) * 6
     assert again.cached_tokens >= len(prompt)
-    sampled = [
-        finished(engine, prompt, SamplingParams(max_tokens=1 + 6 * full, temperature=0.9, seed=seed)).speculation.accept_length
-        for seed in range(4)
-    ]
-    assert sum(sampled) / 4 > 0.75 * full, "drafted under the noise of its own choice; the learnt weights cost a little"
+    several = [SamplingParams(max_tokens=1 + 6 * full, temperature=0.9, seed=seed) for seed in range(4)]
+    lengths = [each.speculation.accept_length for each in served(engine, *(GenerationRequest(prompt, each) for each in several))]
+    assert sum(lengths) / 4 > 0.75 * full, "drafted under the noise of its own choice; the learnt weights cost a little"
 
 
 @pytest.fixture(scope="module")

@@ -127,17 +127,14 @@ def test_event_loops_and_threads_share_it(thread, engine):
         assert [each.result(20) for each in loops] == [[text(length) for length in range(1, 9)]] * 2
 
 
-def test_an_event_loop_wakes_up_once_a_step_however_many_requests_run(thread, engine):
-    async def work() -> None:
-        loop, wakes = asyncio.get_running_loop(), []
-        wake = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda function, *items: (wakes.append(function.__name__), wake(function, *items))  # type: ignore
-        requests = [GenerationRequest((1,), SamplingParams(max_tokens=9))] * 20
-        with await Generation.start(thread, requests, [str(number) for number in range(20)]) as generation:
-            assert len([update async for update in generation]) == 20 * engine.steps
-        assert wakes.count("_deliver_all") == engine.steps
-
-    asyncio.run(asyncio.wait_for(work(), 20))
+async def test_an_event_loop_wakes_up_once_a_step_however_many_requests_run(thread, engine):
+    loop, wakes = asyncio.get_running_loop(), []
+    wake = loop.call_soon_threadsafe
+    loop.call_soon_threadsafe = lambda function, *items: (wakes.append(function.__name__), wake(function, *items))  # type: ignore
+    requests = [GenerationRequest((1,), SamplingParams(max_tokens=9))] * 20
+    with await Generation.start(thread, requests, [str(number) for number in range(20)]) as generation:
+        assert len([update async for update in generation]) == 20 * engine.steps
+    assert wakes.count("_deliver_all") == engine.steps
 
 
 def test_calls_of_one_thread_may_be_interleaved(thread):

@@ -1,7 +1,6 @@
 """Stops, budgets, aborts, admission, and what the compiled programs must not do."""
 
 import logging
-import threading
 from dataclasses import replace
 
 import jax
@@ -11,24 +10,18 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
+from tests.engine.served import Gate, outputs_of, served, updates_of
 from tests.sets import exhaustive
 
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def finish(engine: Engine) -> tuple[list[Update], dict[str, GenerationOutput]]:
-    updates = []
-    while engine.has_work:
-        updates += engine.step()
-    return updates, {update.request_id: update.output for update in updates if update.output}
-
-
 def complete(engine: Engine, **params) -> GenerationOutput:
-    request = engine.add(GenerationRequest(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **params})))
-    return finish(engine)[1][request.id]
+    (request,) = served(engine, GenerationRequest(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **params})))
+    return request.result()
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +75,10 @@ def test_end_of_sequence_token_and_ignore_eos(text):
 
 def test_updates_add_up_to_the_output(fast):
     request = fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=23, temperature=0, stop="no such text")))
-    updates, outputs = finish(fast)
-    out = outputs[request.id]
+    updates, out = updates_of(fast), request.result()
     assert "".join(update.text for update in updates) == out.text
     assert sum((update.token_ids for update in updates), ()) == out.token_ids
     assert [update.output is not None for update in updates] == [False] * (len(updates) - 1) + [True]
-
-
-def test_speculation_counts(fast):
-    out = complete(fast, max_tokens=21)
-    stats = out.speculation
-    assert stats.accept_lengths == (5, 5, 5, 5)
-    assert (stats.verify_count, stats.accepted_drafts, stats.accept_length) == (4, 16, 5.0)
 
 
 @pytest.mark.parametrize("steps_before", range(5))
@@ -107,8 +92,7 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_
         update = engine.abort(request.id)
         assert update.output.finish_reason == "abort"
     assert engine.abort(aborted[0].id) is None
-    assert finish(engine)[1][kept.id].token_ids == text
-    engine.prefix_cache.check([])
+    assert outputs_of(engine)[kept.id].token_ids == text
     assert engine.stats().running == engine.stats().waiting == 0
 
 
@@ -119,14 +103,13 @@ def test_a_full_pool_preempts_the_newest_and_changes_nothing(monkeypatch):
     """
     params = SamplingParams(max_tokens=180, temperature=0.9, seed=3, ignore_eos=True)
     alone = tiny_engine(TreeShape(3, 2, 5), page_size=4)
-    expected = [alone.add(GenerationRequest(prompt, params)) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
-    finish(alone)
+    asked = [GenerationRequest(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
+    expected = served(alone, *asked)
     assert alone.stats().preemptions == 0
     monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(64, page_size))
     engine = tiny_engine(TreeShape(3, 2, 5), page_size=4, prefix_cache=False)
     assert engine.stats().total_pages == 64
-    requests = [engine.add(GenerationRequest(prompt, params)) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
-    finish(engine)
+    requests = served(engine, *asked)
     assert [request.output for request in requests] == [request.output for request in expected]
     assert engine.stats().preemptions > 0 and requests[0].result().finish_reason == "length"
 
@@ -164,7 +147,7 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
     fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
     with pytest.raises(ValueError, match="'a' is in use"):
         fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
-    finish(fast)
+    updates_of(fast)
     with pytest.raises(ValueError, match="needs a draft head"):
         Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
 
@@ -175,30 +158,11 @@ def test_nothing_compiles_after_warm_up(caplog):
     engine = tiny_engine(TreeShape(1, 2, 2), max_running_requests=2, **small, every_size=True)
     engine.warm_up()
     with jax.no_tracing():
-        for temperature in (0.0, 0.7):
-            for prompt in (PROMPT, PROMPT * 5):
-                engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=temperature)))
-        finish(engine)
+        params = [SamplingParams(max_tokens=12, temperature=temperature) for temperature in (0.0, 0.7)]
+        served(engine, *(GenerationRequest(prompt, each) for each in params for prompt in (PROMPT, PROMPT * 5)))
     engine.runner.table = replace(engine.runner.table, batches=(5,))
     with caplog.at_level(logging.CRITICAL, "jaxspec"):
         assert "was not compiled ahead" in complete(engine).error
-
-
-class Gate:
-    """Lets the background thread compile only after `open`."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch):
-        self._event, compile_one = threading.Event(), engine.runner.programs._compile
-
-        def waiting(program):
-            if threading.current_thread().name == "compiler":
-                assert self._event.wait(60)
-            return compile_one(program)
-
-        monkeypatch.setattr(engine.runner.programs, "_compile", waiting)
-
-    def open(self) -> None:
-        self._event.set()
 
 
 @pytest.mark.exhaustive
@@ -207,33 +171,24 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     """Before they are there, while a request runs, and afterwards. With plain decoding by request, whose head catches up."""
     prompts = [PROMPT, PROMPT * 5, PROMPT[::-1]]
 
-    def run(engine: Engine, change=None) -> list[tuple[int, ...]]:
+    def run(engine: Engine, change=None) -> list[list[int]]:
         requests = []
         for index, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=40, temperature=temperature, seed=index)
             requests.append(engine.add(GenerationRequest(prompt, params, tree=TreeShape(num_steps=0) if index == 1 else None)))
-        outputs = {}
-        while engine.has_work:
-            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-            if change and requests[0].generated >= 10:
-                change()
-                change = None
-        assert change is None and not any(output.error for output in outputs.values())
-        return [outputs[request.id].token_ids for request in requests]
+        while change and requests[0].generated < 10:
+            engine.step()
+        if change:
+            change()
+        updates_of(engine)
+        assert not any(request.error for request in requests)
+        return [request.output for request in requests]
 
     def start() -> Engine:
         plain, small = TreeShape(num_steps=0), engine_target(num_layers=2)  # nine programs are to be compiled
-        engine = tiny_engine(
-            TreeShape(2, 2, 4),
-            max_running_requests=2,
-            context_length=128,
-            prefill_chunk=8,
-            request_trees=(plain,),
-            page_size=4,
-            every_size=True,
-            target=small,
-            head=random_eagle(small.config),
-        )
+        sizes = {"max_running_requests": 2, "context_length": 128, "prefill_chunk": 8, "page_size": 4, "every_size": True}
+        head = random_eagle(small.config)
+        engine = tiny_engine(TreeShape(2, 2, 4), target=small, head=head, request_trees=(plain,), **sizes)
         engine.runner.table = replace(engine.runner.table, chunks=(4, 8))
         return engine
 
@@ -255,7 +210,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert programs.count.total > 5 and programs.is_compiling and programs.ready.trees == (TreeShape(2, 2, 4),)
 
     def switch() -> None:
-        gate.open()
+        gate.open.set()
         programs.wait()
 
     assert run(engine, switch) == expected
@@ -294,16 +249,11 @@ def test_seeds():
     assert len(set(drawn)) == 3
 
 
-def test_seeds_that_the_engine_draws_come_from_random_seed():
-    first, second, third = (tiny_engine(TreeShape(3, 2, 5), random_seed=seed) for seed in (4, 4, 5))
-    texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second, third)]
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_engines_without_a_random_seed_draw_different_seeds_and_say_which():
-    """As servers do: two behind a balancer, or one that has restarted, must not repeat each other's samples."""
-    first, second = (tiny_engine(TreeShape(3, 2, 5), random_seed=None) for _ in range(2))
-    texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second)]
-    assert texts[0] != texts[1]
-    again = tiny_engine(TreeShape(3, 2, 5), random_seed=first.config.random_seed)
-    assert complete(again, temperature=1.0, max_tokens=20).token_ids == texts[0]
+def test_seeds_that_an_engine_draws_come_from_its_random_seed():
+    """Without one it draws that too, and says which: two servers behind a balancer, or one that has restarted, must not repeat each
+    other's samples."""
+    own = tiny_engine(TreeShape(3, 2, 5), random_seed=None)
+    seeds = (4, 4, 5, None, own.config.random_seed)
+    engines = [own, *(tiny_engine(TreeShape(3, 2, 5), random_seed=seed) for seed in seeds)]
+    mine, first, again, other, unseeded, same = (complete(each, temperature=1.0, max_tokens=20).token_ids for each in engines)
+    assert first == again and mine == same and len({mine, first, other, unseeded}) == 4

@@ -7,6 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
+from tests.engine.served import served, updates_of
 from tests.sets import exhaustive, variants
 
 PLAIN = TreeShape(num_steps=0)
@@ -14,13 +15,9 @@ PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 
 
 
 def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[int, ...]]:
-    """Every prompt's tokens, in order; the engine is idle again afterwards."""
-    order = [engine.add(GenerationRequest(prompt, each)).id for prompt, each in zip(prompts, params, strict=True)]
-    outputs = {}
-    while engine.has_work:
-        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    engine.prefix_cache.check([])
-    return [outputs[request_id].token_ids for request_id in order]
+    """Every prompt's tokens, in order."""
+    asked = (GenerationRequest(prompt, each) for prompt, each in zip(prompts, params, strict=True))
+    return [tuple(request.output) for request in served(engine, *asked)]
 
 
 def mixed_params(count: int) -> list[SamplingParams]:
@@ -83,14 +80,13 @@ def test_tokens_do_not_depend_on_the_head(expected, name, spec):
 
 
 def test_requests_join_and_leave_between_cycles(expected):
-    engine = tiny_engine(TreeShape(3, 2, 5))
-    params, outputs, order = mixed_params(len(PROMPTS)), {}, []
-    while engine.has_work or len(order) < len(PROMPTS):
-        if len(order) < len(PROMPTS):
-            order.append(engine.add(GenerationRequest(PROMPTS[len(order)], params[len(order)])).id)
+    engine, requests = tiny_engine(TreeShape(3, 2, 5)), []
+    for prompt, params in zip(PROMPTS, mixed_params(len(PROMPTS)), strict=True):
+        requests.append(engine.add(GenerationRequest(prompt, params)))
         for _ in range(2):
-            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    assert [outputs[request_id].token_ids for request_id in order] == expected
+            engine.step()
+    updates_of(engine)
+    assert [tuple(request.output) for request in requests] == expected
 
 
 @pytest.mark.parametrize(("spec", "full"), [(TreeShape(4, 1), 5), exhaustive(TreeShape(3, 2, 7), 4)])
@@ -100,19 +96,16 @@ def test_a_perfect_head_is_fully_accepted(spec, full):
     params = [SamplingParams(max_tokens=length, temperature=0)]
     (plain,) = run(tiny_engine(PLAIN, target=target), [prompt], params)
     engine = tiny_engine(spec, target=target, head=oracle_head(target.config, [*prompt, *plain]))
-    request = engine.add(GenerationRequest(prompt, params[0]))
-    while engine.has_work:
-        engine.step()
+    (request,) = served(engine, GenerationRequest(prompt, params[0]))
     assert tuple(request.output) == plain
     assert request.speculation.accept_lengths == (full,) * 8 + (2,)  # the budget cuts the last cycle
-    assert request.speculation.accepted_drafts == 8 * (full - 1) + 2
+    found = request.speculation
+    assert (found.verify_count, found.accepted_drafts, found.accept_length) == (9, 8 * (full - 1) + 2, (8 * full + 2) / 9)
 
 
 def test_a_random_head_is_hardly_accepted():
     engine = tiny_engine(TreeShape(3, 2, 5))
-    request = engine.add(GenerationRequest([1, 2, 3], SamplingParams(max_tokens=60, temperature=0)))
-    while engine.has_work:
-        engine.step()
+    (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=60, temperature=0)))
     assert sum(request.speculation.accept_lengths) == 59  # the first token comes from the prefill
     assert request.result().speculation.accept_length < 1.5
 
@@ -125,11 +118,8 @@ def test_texts_longer_than_the_head_was_made_for(options):
     prompts = [list(range(100)) * 2, [5, 6, 7], [*range(128), *range(127)]]
     params = [SamplingParams(max_tokens=tokens, temperature=0.0) for tokens in (56, 200, 1)]
     assert head.config.layer.max_position_embeddings == 16
-    assert [len(prompt) + each.max_tokens for prompt, each in zip(prompts, params, strict=True)] == [
-        256,
-        203,
-        256,
-    ]  # the whole context
+    lengths = [len(prompt) + each.max_tokens for prompt, each in zip(prompts, params, strict=True)]
+    assert lengths == [256, 203, 256], "the whole context"
     expected = run(tiny_engine(PLAIN, target=target), prompts, params)
     assert run(tiny_engine(TreeShape(3, 2, 5), target=target, head=head, **options), prompts, params) == expected
 

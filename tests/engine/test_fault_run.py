@@ -15,6 +15,7 @@ from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 
 RUNNING, PAGE = 6, 4
@@ -96,9 +97,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
         assert server.is_healthy
     finally:
         server.close()
-    while engine.has_work:  # what was launched for those who left last
-        engine.step()
-    engine.prefix_cache.check([])
+    updates_of(engine)  # what was launched for those who left last
     assert set(finished.values()) == {1} and len(finished) >= count * 0.9, "some end before they are admitted; none ends twice"
     stats = engine.stats()
     assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and (stats.running, stats.waiting) == (0, 0)
@@ -106,7 +105,8 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     alone = tiny_engine(TreeShape(num_steps=0), page_size=PAGE)
     compared = Counter()
     for client, result in zip(everyone, results, strict=True):
-        compared[check(client, result, solo(alone, client))] += 1
+        (solo,) = served(alone, GenerationRequest(client.prompt, client.params))
+        compared[check(client, result, tuple(solo.output))] += 1
     assert compared["complete"] > count * 0.6 and compared["partial"] > count * 0.03, compared
     assert (compared["error"] > 0) == (failures > 0), compared
 
@@ -131,13 +131,6 @@ def check(client: Client, result: list[Update] | BaseException, expected: tuple[
     if client.params.prompt_logprobs is not None:
         assert [entry.token_id for entry in ends[0].prompt_logprobs[1:]] == client.prompt[1:]
     return "complete"
-
-
-def solo(engine: Engine, client: Client) -> tuple[int, ...]:
-    request = engine.add(GenerationRequest(client.prompt, client.params))
-    while engine.has_work:
-        engine.step()
-    return tuple(request.output)
 
 
 def count_endings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Counter:

@@ -5,8 +5,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,10 +18,6 @@ from jaxspec.sampling_params import SamplingParams
 from tests.server.fakes import TEXT, FakeEngine
 
 PARAMS = SamplingParams(max_tokens=20)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
 
 
 @pytest.fixture
@@ -70,8 +65,8 @@ async def text_of(engine: EngineThread, prompt: list[int], params: SamplingParam
     return "".join([update.text async for update in stream(engine, prompt, params)])
 
 
-def test_it_sleeps_without_work(engine: EngineThread, fake: FakeEngine):
-    run(text_of(engine, [1]))
+async def test_it_sleeps_without_work(engine: EngineThread, fake: FakeEngine):
+    await text_of(engine, [1])
     steps = fake.steps
     before = time.thread_time_ns(), time.process_time_ns()
     time.sleep(0.3)
@@ -80,62 +75,50 @@ def test_it_sleeps_without_work(engine: EngineThread, fake: FakeEngine):
     assert process - own < 0.1e9  # a busy loop would take the whole 0.3 s
 
 
-def test_a_refusal_reaches_the_caller_before_anything_else(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        updates = stream(engine, [999], PARAMS)
-        with pytest.raises(ValueError, match="token id 999"):
-            await anext(updates)
-        assert fake.steps == 0
-        assert await text_of(engine, [1]) == TEXT[:18] + "x"  # 20 bytes: the ö has two
-
-    run(work())
-
-
-def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(0)
-        first = await start(engine, "same")
-        second = asyncio.ensure_future(start(engine, "other", "same"))
-        await asyncio.sleep(0.01)
-        fake.allow(math.inf)
-        with pytest.raises(ValueError, match="'same' is in use"):
-            await second
-        assert fake.aborted == ["other"]
-        assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
-
-    run(work())
-
-
-def test_leaving_aborts_within_one_step(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(1)
-        updates = stream(engine, [1], PARAMS, "mine")
+async def test_a_refusal_reaches_the_caller_before_anything_else(engine: EngineThread, fake: FakeEngine):
+    updates = stream(engine, [999], PARAMS)
+    with pytest.raises(ValueError, match="token id 999"):
         await anext(updates)
-        await updates.aclose()  # the engine stands in its second step
-        fake.allow(math.inf)
-        await until(lambda: fake.aborted)
-        assert fake.aborted == ["mine"]
-        assert fake.steps <= 2
-
-    run(work())
+    assert fake.steps == 0
+    assert await text_of(engine, [1]) == TEXT[:18] + "x"  # 20 bytes: the ö has two
 
 
-def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(0)
-        first = asyncio.ensure_future(text_of(engine, [1]))
-        await until(lambda: fake.running == 1)
-        second = asyncio.ensure_future(text_of(engine, [2]))  # waits for admission: the engine stands in a step
-        await asyncio.sleep(0.02)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        fake.allow(math.inf)
-        assert await first == TEXT[:18] + "x"
-        await until(lambda: not fake.running)
-        assert len(fake.params) == 1 and not fake.aborted
+async def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: EngineThread, fake: FakeEngine):
+    fake.allow(0)
+    first = await start(engine, "same")
+    second = asyncio.ensure_future(start(engine, "other", "same"))
+    await asyncio.sleep(0.01)
+    fake.allow(math.inf)
+    with pytest.raises(ValueError, match="'same' is in use"):
+        await second
+    assert fake.aborted == ["other"]
+    assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
 
-    run(work())
+
+async def test_leaving_aborts_within_one_step(engine: EngineThread, fake: FakeEngine):
+    fake.allow(1)
+    updates = stream(engine, [1], PARAMS, "mine")
+    await anext(updates)
+    await updates.aclose()  # the engine stands in its second step
+    fake.allow(math.inf)
+    await until(lambda: fake.aborted)
+    assert fake.aborted == ["mine"]
+    assert fake.steps <= 2
+
+
+async def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThread, fake: FakeEngine):
+    fake.allow(0)
+    first = asyncio.ensure_future(text_of(engine, [1]))
+    await until(lambda: fake.running == 1)
+    second = asyncio.ensure_future(text_of(engine, [2]))  # waits for admission: the engine stands in a step
+    await asyncio.sleep(0.02)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    fake.allow(math.inf)
+    assert await first == TEXT[:18] + "x"
+    await until(lambda: not fake.running)
+    assert len(fake.params) == 1 and not fake.aborted
 
 
 def test_an_event_loop_that_went_away_is_forgotten(engine: EngineThread, fake: FakeEngine):
@@ -149,153 +132,126 @@ def test_an_event_loop_that_went_away_is_forgotten(engine: EngineThread, fake: F
     while fake.running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert fake.aborted == ["left"]
-    run(text_of(engine, [1]))
+    asyncio.run(text_of(engine, [1]))
 
 
-def test_a_failing_step_fails_its_requests_only(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(0)
-        first = asyncio.ensure_future(text_of(engine, [1]))
-        await until(lambda: fake.running == 1)
-        second = asyncio.ensure_future(text_of(engine, [1]))  # comes in after the step that stands
-        await asyncio.sleep(0.02)
-        fake.failures = 1
-        fake.allow(math.inf)
-        with pytest.raises(EngineError, match="failed") as error:
-            await first
-        assert "secret" not in str(error.value)
-        assert await second == TEXT[:18] + "x"
+async def test_a_failing_step_fails_its_requests_only(engine: EngineThread, fake: FakeEngine):
+    fake.allow(0)
+    first = asyncio.ensure_future(text_of(engine, [1]))
+    await until(lambda: fake.running == 1)
+    second = asyncio.ensure_future(text_of(engine, [1]))  # comes in after the step that stands
+    await asyncio.sleep(0.02)
+    fake.failures = 1
+    fake.allow(math.inf)
+    with pytest.raises(EngineError, match="failed") as error:
+        await first
+    assert "secret" not in str(error.value)
+    assert await second == TEXT[:18] + "x"
+    assert engine.is_healthy
+
+
+async def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: EngineThread, fake: FakeEngine):
+    fake.allow(0)
+    first = await start(engine, "a", "b")
+    second = asyncio.ensure_future(text_of(engine, [1]))
+    await asyncio.sleep(0.02)
+    fake.ends_with = "error"
+    fake.allow(1)
+    with pytest.raises(EngineError):
+        async for _ in first:
+            pass
+    fake.allow(math.inf)
+    assert await second == TEXT[:18] + "x"
+    await until(lambda: not fake.running)
+    assert fake.aborted == ["b"]
+
+
+async def test_running_out_of_time_is_an_outcome(engine: EngineThread, fake: FakeEngine):
+    fake.ends_with = "timeout"
+    generation = await Generation.start(engine, [GenerationRequest((1,), PARAMS, 3, 2.5)], ["a"])
+    outputs = [update.output async for update in generation]
+    assert [output.finish_reason for output in outputs] == ["timeout"]
+    assert (fake.priorities, fake.timeouts) == ([3], [2.5])
+
+
+async def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: EngineThread, fake: FakeEngine):
+    fake.failures = MAX_FAILED_STEPS
+    for _ in range(MAX_FAILED_STEPS):
         assert engine.is_healthy
-
-    run(work())
-
-
-def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.allow(0)
-        first = await start(engine, "a", "b")
-        second = asyncio.ensure_future(text_of(engine, [1]))
-        await asyncio.sleep(0.02)
-        fake.ends_with = "error"
-        fake.allow(1)
         with pytest.raises(EngineError):
-            async for _ in first:
-                pass
-        fake.allow(math.inf)
-        assert await second == TEXT[:18] + "x"
-        await until(lambda: not fake.running)
-        assert fake.aborted == ["b"]
-
-    run(work())
-
-
-def test_running_out_of_time_is_an_outcome(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.ends_with = "timeout"
-        generation = await Generation.start(engine, [GenerationRequest((1,), PARAMS, 3, 2.5)], ["a"])
-        outputs = [update.output async for update in generation]
-        assert [output.finish_reason for output in outputs] == ["timeout"]
-        assert (fake.priorities, fake.timeouts) == ([3], [2.5])
-
-    run(work())
-
-
-def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        fake.failures = MAX_FAILED_STEPS
-        for _ in range(MAX_FAILED_STEPS):
-            assert engine.is_healthy
-            with pytest.raises(EngineError):
-                await text_of(engine, [1])
-        assert not engine.is_healthy
-        await text_of(engine, [1])
-        assert engine.is_healthy
-
-    run(work())
+            await text_of(engine, [1])
+    assert not engine.is_healthy
+    await text_of(engine, [1])
+    assert engine.is_healthy
 
 
 @pytest.mark.parametrize("error", [IntegrityError("secret: page 3 is lost"), RuntimeError("secret"), AssertionError()])
-def test_an_exception_out_of_the_engine_ends_everything(error: Exception, caplog: pytest.LogCaptureFixture):
+async def test_an_exception_out_of_the_engine_ends_everything(error: Exception, caplog: pytest.LogCaptureFixture):
     """Not a single step more, and nobody waits for ever."""
     fake = FakeEngine()
     engine = EngineThread(fake)
-
-    async def work():
-        fake.allow(1)
-        first = asyncio.ensure_future(text_of(engine, [1]))
-        await until(lambda: fake.steps == 1)
-        second = asyncio.ensure_future(text_of(engine, [1]))  # not admitted yet
-        await asyncio.sleep(0.02)
-        fake.crash = error
-        fake.allow(math.inf)
-        with pytest.raises(EngineError, match="failed while it worked") as failure:
-            await first
-        assert not isinstance(failure.value, EngineClosed) and "secret" not in str(failure.value)
-        with pytest.raises(EngineClosed, match="restart the server"):
-            await second
-        fake.crash = None
-        with pytest.raises(EngineClosed, match="restart the server"):
-            await text_of(engine, [1])
-        with pytest.raises(EngineClosed):
-            await flush(engine)
-        assert not engine.is_healthy
-        assert fake.steps == 2
-        assert fake.aborted == []  # a broken engine is not touched
-
-    run(work())
+    fake.allow(1)
+    first = asyncio.ensure_future(text_of(engine, [1]))
+    await until(lambda: fake.steps == 1)
+    second = asyncio.ensure_future(text_of(engine, [1]))  # not admitted yet
+    await asyncio.sleep(0.02)
+    fake.crash = error
+    fake.allow(math.inf)
+    with pytest.raises(EngineError, match="failed while it worked") as failure:
+        await first
+    assert not isinstance(failure.value, EngineClosed) and "secret" not in str(failure.value)
+    with pytest.raises(EngineClosed, match="restart the server"):
+        await second
+    fake.crash = None
+    with pytest.raises(EngineClosed, match="restart the server"):
+        await text_of(engine, [1])
+    with pytest.raises(EngineClosed):
+        await flush(engine)
+    assert not engine.is_healthy
+    assert fake.steps == 2
+    assert fake.aborted == []  # a broken engine is not touched
     engine.close()
     assert "state is corrupt" in caplog.text and type(error).__name__ in caplog.text
 
 
-def test_an_engine_that_breaks_at_a_command_strands_nobody(caplog: pytest.LogCaptureFixture):
+async def test_an_engine_that_breaks_at_a_command_strands_nobody():
     class Breaking(FakeEngine):
         def flush_cache(self):
             raise IntegrityError("secret")
 
     engine = EngineThread(Breaking())
-
-    async def work():
-        with pytest.raises(EngineClosed, match="restart the server"):
-            await flush(engine)
-
-    run(work())
+    with pytest.raises(EngineClosed, match="restart the server"):
+        await flush(engine)
     engine.close()
 
 
-def test_flushing_the_cache(engine: EngineThread, fake: FakeEngine):
-    async def work():
-        await flush(engine)  # without work
-        fake.allow(0)
-        running = asyncio.ensure_future(text_of(engine, [1]))
-        await until(lambda: fake.running == 1)
-        flushing = asyncio.ensure_future(flush(engine))
-        await asyncio.sleep(0.02)
-        assert (fake.flushes, flushing.done()) == (1, False)  # between two steps only
-        fake.allow(math.inf)
-        await flushing
-        assert fake.flushes == 2
-        assert await running == TEXT[:18] + "x"
-
-    run(work())
+async def test_flushing_the_cache(engine: EngineThread, fake: FakeEngine):
+    await flush(engine)  # without work
+    fake.allow(0)
+    running = asyncio.ensure_future(text_of(engine, [1]))
+    await until(lambda: fake.running == 1)
+    flushing = asyncio.ensure_future(flush(engine))
+    await asyncio.sleep(0.02)
+    assert (fake.flushes, flushing.done()) == (1, False)  # between two steps only
+    fake.allow(math.inf)
+    await flushing
+    assert fake.flushes == 2
+    assert await running == TEXT[:18] + "x"
 
 
-def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: EngineThread, fake: FakeEngine):
+async def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: EngineThread, fake: FakeEngine):
     """The refusal and the cancellation may cross: what was never admitted must not be aborted."""
-
-    async def work():
-        fake.allow(1)
-        first = await start(engine, "same")
-        await until(lambda: fake.steps == 1)
-        second = asyncio.ensure_future(start(engine, "same"))
-        await asyncio.sleep(0.02)  # it waits for admission: the engine stands in a step, or was about to, and has refused it
-        second.cancel()
-        with pytest.raises((asyncio.CancelledError, ValueError)):
-            await second
-        fake.allow(math.inf)
-        assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
-        assert fake.aborted == []
-
-    run(work())
+    fake.allow(1)
+    first = await start(engine, "same")
+    await until(lambda: fake.steps == 1)
+    second = asyncio.ensure_future(start(engine, "same"))
+    await asyncio.sleep(0.02)  # it waits for admission: the engine stands in a step, or was about to, and has refused it
+    second.cancel()
+    with pytest.raises((asyncio.CancelledError, ValueError)):
+        await second
+    fake.allow(math.inf)
+    assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
+    assert fake.aborted == []
 
 
 class Watching(Observer):
@@ -312,10 +268,10 @@ class Watching(Observer):
         self.outputs.append(output)
 
 
-def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEngine):
+async def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEngine):
     watching = Watching()
     engine = EngineThread(fake, [Watching(), watching])
-    run(text_of(engine, [1]))
+    await text_of(engine, [1])
     engine.close()
     assert len(watching.steps) == fake.steps
     assert [idle for _, idle in watching.steps] == [False] * (len(watching.steps) - 1) + [True]
@@ -323,55 +279,47 @@ def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEng
     assert [output.finish_reason for output in watching.outputs] == ["length"]
 
 
-def test_observers_see_what_clients_leave(fake: FakeEngine):
+async def test_observers_see_what_clients_leave(fake: FakeEngine):
     watching = Watching()
     engine = EngineThread(fake, [watching])
-
-    async def leave() -> None:
-        async for _ in stream(engine, [1], PARAMS):
-            break
-
     fake.allow(3)
-    run(leave())
+    updates = stream(engine, [1])
+    await anext(updates)
+    await updates.aclose()
     fake.allow(math.inf)
     engine.close()
     assert [output.finish_reason for output in watching.outputs] == ["abort"]
 
 
-def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog: pytest.LogCaptureFixture):
+async def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog: pytest.LogCaptureFixture):
     class Failing(Watching):
         def after_step(self, stats: EngineStats, idle: bool) -> None:
             raise RuntimeError("observer")
 
     engine = EngineThread(fake, [Failing()])
     with pytest.raises(EngineError):
-        run(text_of(engine, [1]))
+        await text_of(engine, [1])
     assert not engine.is_healthy
     assert "observer" in caplog.text
     engine.close()
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine, engine: EngineThread, everything: bool):
-    async def work() -> None:
-        fake.allow(3)
-        updates = stream(engine, [1], PARAMS, "mine")
-        first = await anext(updates)
-        other = asyncio.ensure_future(collect(stream(engine, [2], PARAMS, "other")))
-        abort = asyncio.ensure_future(end(engine, None if everything else ["mine", "nobody's"]))
-        await asyncio.sleep(0.05)
-        fake.allow(math.inf)
-        assert await abort >= 1
-        rest = [update async for update in updates]
-        assert rest[-1].output is not None and rest[-1].output.finish_reason == "abort"
-        assert rest[-1].output.text == first.text + "".join(update.text for update in rest)
-        if not everything:
-            assert (await other)[-1].output.finish_reason == "length"
-        else:
-            await other
-        assert await end(engine) == 0
-
-    run(work())
+async def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine, engine: EngineThread, everything: bool):
+    fake.allow(3)
+    updates = stream(engine, [1], PARAMS, "mine")
+    first = await anext(updates)
+    other = asyncio.ensure_future(collect(stream(engine, [2], PARAMS, "other")))
+    abort = asyncio.ensure_future(end(engine, None if everything else ["mine", "nobody's"]))
+    await asyncio.sleep(0.05)
+    fake.allow(math.inf)
+    assert await abort >= 1
+    rest = [update async for update in updates]
+    assert rest[-1].output is not None and rest[-1].output.finish_reason == "abort"
+    assert rest[-1].output.text == first.text + "".join(update.text for update in rest)
+    ended = (await other)[-1].output
+    assert everything or ended.finish_reason == "length"
+    assert await end(engine) == 0
 
 
 async def collect(updates) -> list[Update]:

@@ -1,35 +1,17 @@
 """Requests for prompt log probabilities in engines that compile nothing in a launch: they wait for their program, alone."""
 
-import threading
-
 import pytest
 
 from jaxspec.config import PLAIN
-from jaxspec.decoding.programs import PrefillProgram, Program
+from jaxspec.decoding.programs import PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from tests.engine.served import Gate, outputs_of, served
 
 PROMPT = [3, 1, 4, 1, 5]
 SCORED, OTHER = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1), SamplingParams(max_tokens=6, temperature=0)
-
-
-class Gate:
-    """Compiles programs with log probabilities when it is open; `error`: then they fail."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None):
-        self.open = threading.Event()
-        compiled = engine.runner.programs._compile
-
-        def compile_program(program: Program):
-            if isinstance(program, PrefillProgram) and program.scores:
-                assert self.open.wait(60)
-                if error is not None:
-                    raise error
-            return compiled(program)
-
-        monkeypatch.setattr(engine.runner.programs, "_compile", compile_program)
 
 
 def started(now: list[float] | None = None) -> Engine:
@@ -39,19 +21,11 @@ def started(now: list[float] | None = None) -> Engine:
     return engine
 
 
-def run(engine: Engine) -> dict[str, GenerationOutput]:
-    outputs = {}
-    while engine.has_work:
-        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    return outputs
-
-
 @pytest.fixture(scope="module")
 def expected() -> GenerationOutput:
     """Of an engine that compiles at first use."""
-    engine = tiny_engine(PLAIN)
-    name = engine.add(GenerationRequest(PROMPT, SCORED)).id
-    return run(engine)[name]
+    (request,) = served(tiny_engine(PLAIN), GenerationRequest(PROMPT, SCORED))
+    return request.result()
 
 
 def test_others_run_meanwhile(monkeypatch, expected):
@@ -66,10 +40,10 @@ def test_others_run_meanwhile(monkeypatch, expected):
     engine.step()
     assert ended == {"other"} and engine.stats().waiting == 1 and engine.has_work
     gate.open.set()
-    output = run(engine)["scored"]
+    output = outputs_of(engine)["scored"]
     assert (output.token_ids, output.prompt_logprobs) == (expected.token_ids, expected.prompt_logprobs)
     engine.add(GenerationRequest(PROMPT, SCORED), "again")
-    assert not engine.scheduler.held_back and run(engine)["again"].token_ids == expected.token_ids
+    assert not engine.scheduler.held_back and outputs_of(engine)["again"].token_ids == expected.token_ids
 
 
 def test_a_program_that_cannot_be_compiled_ends_those_that_need_it(monkeypatch):
@@ -77,10 +51,10 @@ def test_a_program_that_cannot_be_compiled_ends_those_that_need_it(monkeypatch):
     Gate(engine, monkeypatch, ValueError("no such kernel")).open.set()
     for name in ("first", "second"):
         engine.add(GenerationRequest(PROMPT, SCORED), name)
-        output = run(engine)[name]
+        output = outputs_of(engine)[name]
         assert output.finish_reason == "error" and "with prompt log probabilities) could not be compiled" in output.error
     engine.add(GenerationRequest(PROMPT, OTHER), "other")
-    assert run(engine)["other"].finish_reason == "length"
+    assert outputs_of(engine)["other"].finish_reason == "length"
 
 
 def test_those_who_wait_can_be_aborted_and_time_out(monkeypatch):
@@ -91,6 +65,6 @@ def test_those_who_wait_can_be_aborted_and_time_out(monkeypatch):
     engine.add(GenerationRequest(PROMPT, SCORED, timeout=1.0), "late")
     assert engine.abort("aborted").output.finish_reason == "abort"
     now[0] = 2.0
-    assert run(engine)["late"].finish_reason == "timeout" and not engine.has_work and not engine.scheduler.held_back
+    assert outputs_of(engine)["late"].finish_reason == "timeout" and not engine.has_work and not engine.scheduler.held_back
     gate.open.set()
     engine.runner.programs.wait()

@@ -142,7 +142,7 @@ class Lives(RuleBasedStateMachine):
         queued = sum(each not in self.were_admitted for each in self.scheduler.waiting)
         free_rows = self.most_rows - len(self.scheduler.admitted)
         if self.most_waiting is not None and queued - free_rows >= self.most_waiting:
-            with pytest.raises(QueueFull):
+            with pytest.raises(QueueFull, match="wait already and max_waiting_requests is 3: try again later"):
                 self.scheduler.add(request)
         else:
             self.scheduler.add(request)
@@ -254,7 +254,8 @@ class Lives(RuleBasedStateMachine):
             row, pages = self.rows[request.row], request.held.pages
             assert row.request is request and row.prefilled <= len(row.tokens) - 1
             slots = min(len(request.tokens) + request.in_flight_tokens + self.tokens_per_cycle, request.most_tokens)
-            assert len(pages) >= self.pages.pages_for(slots), "too few pages for this cycle"
+            assert self.pages.pages_for(slots) <= len(pages) <= self.pages.pages_for(request.most_tokens), "pages for this cycle"
+            assert len(request.tokens) + request.in_flight < request.most_tokens, "a cycle that can't emit"
             root = len(row.tokens) - 1
             self.expect(pages, row.tokens[:root])
             self.emit(request, row, self.tokens_per_cycle)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxspec.commands.replicas import LOOPBACK, free_ports
 from jaxspec.config import TreeShape
 from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
@@ -27,7 +28,7 @@ from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, launch_header, pack, unpack
 from jaxspec.engine.relay import relay
-from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address
+from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
 
@@ -137,7 +138,7 @@ class Joining(threading.Thread):
 
     def __init__(self, **options):
         super().__init__(daemon=True)
-        self.hosts, self.options, self.leader, self.error = Hosts(2, 0, free_address()), options, None, None
+        self.hosts, self.options, self.leader, self.error = Hosts(2, 0, f"{LOOPBACK}:{free_ports(1)[0]}"), options, None, None
         self.start()
 
     def run(self):

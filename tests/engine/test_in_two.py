@@ -14,6 +14,7 @@ from jaxspec.decoding.verify import unpack
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
+from tests.engine.served import updates_of
 from tests.grammar.cases import TREES, engine
 from tests.sets import exhaustive
 
@@ -30,8 +31,7 @@ def requests_of(made: Engine, **options) -> list[Request]:
 
 def run(made: Engine, **options) -> list[list[int]]:
     requests = requests_of(made, **options)
-    while made.has_work:
-        made.step()
+    updates_of(made)
     return [request.output for request in requests]
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.pairs import RECORD, REFUSED, as_markdown, go_together, random_triples, served, sets_of
-from tests.engine.sources import check, random_group, recorded
+from tests.engine.records import recorded
+from tests.engine.sources import check, random_group
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,6 +17,7 @@ from jaxspec.engine.scheduler import PrefillChunk, Scheduler
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine, tiny_target
 from jaxspec.text.detokenizer import Detokenizer
+from tests.engine.served import outputs_of, served
 from tests.sets import exhaustive
 
 PAGE = 4
@@ -124,15 +125,10 @@ def engine_of(tree: TreeShape, *, together: bool = True, **options) -> Engine:
 
 def run(engine: Engine, at_once: bool = True) -> list[GenerationOutput]:
     """All prompts together, or one after the other."""
-    outputs: dict[str, GenerationOutput] = {}
-    order = []
-    for number, prompt in enumerate(PROMPTS):
-        params = SamplingParams(max_tokens=10, seed=number, **KINDS[number % len(KINDS)])
-        order.append(engine.add(GenerationRequest(prompt, params)).id)
-        while engine.has_work and (not at_once or number == len(PROMPTS) - 1):
-            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    engine.prefix_cache.check([])
-    return [outputs[name] for name in order]
+    params = [SamplingParams(max_tokens=10, seed=number, **KINDS[number % len(KINDS)]) for number in range(len(PROMPTS))]
+    asked = [GenerationRequest(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
+    requests = served(engine, *asked) if at_once else [request for each in asked for request in served(engine, each)]
+    return [request.result() for request in requests]
 
 
 @pytest.mark.variants
@@ -168,10 +164,6 @@ def batches_of(engine: Engine) -> list[int]:
     return batches
 
 
-class Boom(RuntimeError):
-    """What a broken device might raise."""
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, overlap):
@@ -191,22 +183,18 @@ def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, ove
 
     def reading(launched):
         if any(launched.report is each for each in broken):
-            raise Boom("no result")
+            raise RuntimeError("no result")
         return read(launched)
 
     monkeypatch.setattr(engine.runner, "launch_prefill", launching)
     monkeypatch.setattr(engine.runner, "read", reading)
     names = {engine.add(GenerationRequest(prompt, params)).id for prompt in ([1, 2, 3], [4, 5, 6], [7, 8, 9])}
-    outputs = {}
-    while engine.has_work:
-        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+    outputs = outputs_of(engine)
     assert broken and {name for name, output in outputs.items() if output.finish_reason == "error"} == names
     assert outputs["running"].finish_reason == "length"
     monkeypatch.undo()
-    again = engine.add(GenerationRequest([9, 9], params), "again")
-    while engine.has_work:
-        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    assert outputs["again"].token_ids == outputs["running"].token_ids and again.error is None
+    (again,) = served(engine, GenerationRequest([9, 9], params))
+    assert again.result().token_ids == outputs["running"].token_ids and again.error is None
 
 
 def test_a_batch_with_unfinished_prompts_reports_them_as_unreported():
@@ -227,10 +215,7 @@ def test_while_its_program_is_not_there_prompts_run_one_by_one():
     programs.compile_all(table.first())
     programs.seal()
     batches = batches_of(engine)
-    for prompt in PROMPTS[:3]:
-        engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=2)))
-    while engine.has_work:
-        engine.step()
+    served(engine, *(GenerationRequest(prompt, SamplingParams(max_tokens=2)) for prompt in PROMPTS[:3]))
     assert batches == [1, 1, 1] and engine.stats().finished["length"] == 3
 
 

@@ -22,6 +22,7 @@ from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 from jaxspec.typing import KeysValues
+from tests.engine.served import served
 
 pytestmark = pytest.mark.compiles
 
@@ -156,9 +157,8 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
         engine = tiny_engine(TreeShape(2, 2, 4), max_running_requests=1, request_trees=(TreeShape(num_steps=0),))
         programs = engine.runner.programs
         programs.traces = traces
-        request = engine.add(GenerationRequest(list(range(8)), SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1)))
-        while engine.has_work:
-            engine.step()
+        params = SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1)
+        (request,) = served(engine, GenerationRequest(list(range(8)), params))
         results.append((request.output, request.logprobs))
         assert {type(program) for program in programs.compilations} == {AdmitProgram, PrefillProgram, CycleProgram}
     assert results[0] == results[1] == results[2]

@@ -8,6 +8,7 @@ from jaxspec.engine.request import GenerationRequest, Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 
 WIDE, CHAIN = TreeShape(3, 2, 5), TreeShape(3, 1)
@@ -21,10 +22,7 @@ def run(engine: Engine, trees, wants_trees: bool = False) -> tuple[list[list[int
         engine.add(GenerationRequest(prompt, params, tree=tree, wants_trees=wants_trees))
         for prompt, params, tree in zip(PROMPTS, PARAMS, trees, strict=True)
     ]
-    updates = []
-    while engine.has_work:
-        updates += engine.step()
-    engine.prefix_cache.check([])
+    updates = updates_of(engine)
     return [request.output for request in requests], requests, updates
 
 
@@ -58,12 +56,9 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     """The head has caught up with plain decoding when the pages are found again: the oracle head knows where it is."""
     target, text = engine_target(), expected[0]
     engine = tiny_engine(CHAIN, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN,))
-    engine.add(GenerationRequest(PROMPTS[0], PARAMS[0], tree=PLAIN))
-    while engine.has_work:
-        engine.step()
-    again = engine.add(GenerationRequest([*PROMPTS[0], *text[: 2 * MAX_LAG]], SamplingParams(max_tokens=MAX_LAG, temperature=0)))
-    while engine.has_work:
-        engine.step()
+    served(engine, GenerationRequest(PROMPTS[0], PARAMS[0], tree=PLAIN))
+    params = SamplingParams(max_tokens=MAX_LAG, temperature=0)
+    (again,) = served(engine, GenerationRequest([*PROMPTS[0], *text[: 2 * MAX_LAG]], params))
     assert again.cached_tokens > MAX_LAG and again.output == text[2 * MAX_LAG :]
     assert again.speculation.accept_length > 3
 

@@ -8,6 +8,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from tests.engine.served import served, updates_of
 
 PLAIN = TreeShape(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
@@ -39,11 +40,7 @@ def params_of(kind: str, **others) -> SamplingParams:
 
 def run(engine: Engine, params: list[SamplingParams]) -> list[GenerationOutput]:
     """PROMPT with each of the parameters; the outputs in their order."""
-    order = [engine.add(GenerationRequest(PROMPT, each)).id for each in params]
-    outputs = {}
-    while engine.has_work:
-        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    return [outputs[request_id] for request_id in order]
+    return [request.result() for request in served(engine, *(GenerationRequest(PROMPT, each) for each in params))]
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +110,9 @@ def test_updates_carry_the_log_probabilities_of_their_tokens():
     engine = tiny_engine()
     request = engine.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=12, temperature=0, logprobs=0)))
     entries = []
-    while engine.has_work:
-        for update in engine.step():
-            assert [entry.token_id for entry in update.logprobs or ()] == list(update.token_ids)
-            entries += update.logprobs or ()
+    for update in updates_of(engine):
+        assert [entry.token_id for entry in update.logprobs or ()] == list(update.token_ids)
+        entries += update.logprobs or ()
     assert entries == request.logprobs and all(entry.top == () for entry in entries)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.request import GenerationRequest, Request, Status
-from jaxspec.engine.scheduler import QueueFull, Scheduler, StepPlan
+from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
 
@@ -186,36 +186,6 @@ def _computed(scheduler: Scheduler, prompt: tuple[int, ...], max_tokens: int = 4
 # Admission
 
 
-def test_rows_limit_admission():
-    scheduler = scheduler_of(rows=2)
-    a, b, c = (added(scheduler, name, 5) for name in "abc")
-    assert names(scheduler.plan(4).newly_admitted) == "a b" and {a.row, b.row} == {0, 1} and c.row == -1
-    assert scheduler.plan(4).newly_admitted == [] and c.status is Status.WAITING
-    scheduler.finish(a)
-    assert scheduler.plan(4).newly_admitted == [c] and c.row == 0 and a.status is Status.FINISHED
-
-
-def test_larger_priority_first_then_order_of_arrival():
-    scheduler = scheduler_of(rows=1)
-    for name, priority in (("a", 0), ("b", 2), ("c", 0), ("d", 2), ("e", -1)):
-        added(scheduler, name, 1, priority=priority)
-    assert names(scheduler.waiting) == "b d a c e"
-    scheduler.finish(scheduler.find("d"))
-    assert names(scheduler.waiting) == "b a c e" and scheduler.find("d") is None
-
-
-def test_no_request_overtakes_one_that_waits_for_pages():
-    scheduler = scheduler_of(num_pages=20)
-    added(scheduler, "a", 40, max_tokens=8)
-    scheduler.plan(4)
-    added(scheduler, "long", 50)
-    added(scheduler, "short", 1)
-    assert scheduler.plan(4).newly_admitted == [] and names(scheduler.waiting) == "long short"
-    scheduler.finish(scheduler.find("a"))
-    assert names(scheduler.plan(4).newly_admitted) == "long short"
-    assert scheduler.counts.prefix_queried_tokens == 40 + 50 + 1, "counted once, when admitted"
-
-
 @pytest.mark.parametrize(("num_pages", "is_admitted"), [(16, False), (17, True)])
 def test_admission_leaves_pages_for_two_cycles_of_the_others(num_pages, is_admitted):
     scheduler = scheduler_of(num_pages=num_pages)
@@ -231,22 +201,6 @@ def test_alone_a_request_needs_no_headroom():
     scheduler = scheduler_of(num_pages=5)
     added(scheduler, "a", 16, max_tokens=4)
     assert names(scheduler.plan(4).newly_admitted) == "a" and scheduler.cache.pages.free == 0
-
-
-def test_too_many_waiting_requests_are_refused_but_preempted_ones_never():
-    scheduler = scheduler_of(rows=1, waiting=2)
-    a, *_ = [added(scheduler, name, 5) for name in "abc"]  # one finds a free row
-    with pytest.raises(QueueFull, match="2 requests wait already and max_waiting_requests is 2"):
-        added(scheduler, "d", 5)
-    assert scheduler.find("d") is None
-    scheduler.plan(4)
-    with pytest.raises(QueueFull):
-        added(scheduler, "d", 5)
-    scheduler.preempt(a)
-    added(scheduler, "d", 5)
-    with pytest.raises(QueueFull):
-        added(scheduler, "e", 5)
-    assert names(scheduler.waiting) == "a b c d"
 
 
 def test_a_request_that_all_pages_are_too_few_for_is_refused():
@@ -273,37 +227,6 @@ def test_pages_grow_by_what_a_cycle_can_emit():
     assert len(request.held.pages) == 22, "never more than prompt and max_tokens"
 
 
-def test_no_cycle_is_launched_that_cannot_emit():
-    scheduler = scheduler_of()
-    request = added(scheduler, "a", 3, max_tokens=3)
-    scheduler.plan(4)
-    request.in_flight = 1
-    assert scheduler.plan(4).cycle == [request]
-    request.in_flight = 3
-    assert scheduler.plan(4).cycle == []
-
-
-def _running(scheduler: Scheduler, *priorities: int) -> list[Request]:
-    """Requests of 8 tokens that hold three pages of four each."""
-    requests = [added(scheduler, "abcdef"[i], 8, max_tokens=40, priority=each) for i, each in enumerate(priorities)]
-    assert len(scheduler.plan(4).newly_admitted) == len(requests)
-    return requests
-
-
-@pytest.mark.parametrize(("priorities", "preempted"), [((0, 0, 0), "c"), ((0, -1, 0), "b"), ((0, 1, 1), "a")])
-def test_the_least_important_request_is_preempted(priorities, preempted):
-    scheduler = scheduler_of(num_pages=13)
-    requests = _running(scheduler, *priorities)
-    for request in requests:
-        generate(request, 5)  # each needs two more pages now, and four are free
-    plan = scheduler.plan(4)
-    assert names(plan.preempted) == preempted and preempted not in names(plan.cycle) and len(plan.cycle) == 2
-    (out,) = plan.preempted
-    assert out.status is Status.WAITING and out.row == -1 and out.held.pages == [] and scheduler.waiting == [out]
-    assert plan.prefills == plan.newly_admitted == []
-    scheduler.cache.check([request.held for request in scheduler.admitted])
-
-
 def test_a_request_in_the_middle_of_its_prefill_is_preempted_too():
     scheduler = scheduler_of(num_pages=16, chunk=16)
     a = added(scheduler, "a", 8, max_tokens=50)
@@ -328,38 +251,6 @@ def test_a_preempted_request_computes_its_prompt_and_output_before_it_goes_on():
     (step,) = scheduler.plan(4).prefills
     assert (step.first_slot, step.size, step.cached, step.is_last) == (11, 2, 12, True)
     assert request.cached_tokens == 0 and scheduler.counts.prefix_queried_tokens == 8, "only the first admission counts"
-
-
-def test_a_preempted_request_waits_in_its_old_place_until_its_results_are_read():
-    scheduler = scheduler_of()
-    request = added(scheduler, "a", 8)
-    scheduler.plan(4)
-    request.in_flight = 1
-    added(scheduler, "b", 8)
-    scheduler.preempt(request)
-    assert names(scheduler.waiting) == "a b" and scheduler.plan(4).newly_admitted == []
-    request.in_flight = 0
-    assert names(scheduler.plan(4).newly_admitted) == "a b"
-
-
-def test_a_result_may_finish_a_request_after_its_preemption():
-    scheduler = scheduler_of()
-    request = added(scheduler, "a", 8)
-    scheduler.plan(4)
-    scheduler.preempt(request)
-    generate(request, 4)
-    scheduler.finish(request)
-    assert request.status is Status.FINISHED and not scheduler.has_work
-
-
-def test_after_the_device_state_was_lost_everything_is_computed_again():
-    scheduler = scheduler_of()
-    a, b = added(scheduler, "a", 8), added(scheduler, "b", 8)
-    scheduler.plan(4)
-    waiting = added(scheduler, "c", 8)
-    assert scheduler.lose_device_state() == [a, b] and scheduler.waiting == [a, b, waiting] and scheduler.admitted == []
-    assert scheduler.cache.pages.free == 1000
-    assert chunks(scheduler.plan(4)) == [("a", 0, 8), ("b", 0, 8), ("c", 0, 8)]
 
 
 # Ends

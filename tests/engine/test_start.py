@@ -18,10 +18,11 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import GenerationRequest
-from jaxspec.engine.runner import Runner, Start
+from jaxspec.engine.runner import Start
 from jaxspec.host_memory import own_memory
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from tests.engine.served import served
 
 GB = 10**9
 CACHE = CacheSize(page_bytes=2**20, page_size=16, pages_per_sequence=512, sequences=8)
@@ -106,9 +107,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
     assert not any(array.shape == cache for array in jax.live_arrays()), "allocated before it is needed"
     texts = []
     for each in (usual, engine):
-        request = each.add(GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
-        while each.has_work:
-            each.step()
+        (request,) = served(each, GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
         texts.append(tuple(request.output))
     assert texts[0] == texts[1] and engine.runner.state.cache[0].k.shape == cache
 
@@ -168,9 +167,7 @@ def test_pages_take_no_memory_before_they_are_used():
     before = own_memory()
     engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1), num_pages=1 << 21)
     engine.warm_up()
-    request = engine.add(GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
-    while engine.has_work:
-        engine.step()
+    (request,) = served(engine, GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
     assert len(request.output) == 20 and engine.runner.cache_bytes >= 1 << 30
     assert own_memory() - before < engine.runner.cache_bytes / 4
 
@@ -201,14 +198,14 @@ def every_kind() -> Engine:
 
 
 @pytest.mark.variants
-def test_first_runs_change_nothing_but_the_padding_row(every_kind):
-    runner = every_kind.runner
+def test_first_runs_change_nothing_but_the_padding_row(every_kind, monkeypatch):
+    runner, ran, get = every_kind.runner, list[Program](), Programs.__getitem__
     assert {type(program) for program in runner.programs.compilations} == {
         AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
     }  # fmt: skip
     runner.reset()
     expected = jax.tree.map(np.array, runner.state)
-    ran = noted(runner)
+    monkeypatch.setattr(Programs, "__getitem__", lambda programs, program: ran.append(program) or get(programs, program))
     runner.run_once()
     assert ran == list(runner.programs.compilations)
     found: State = jax.tree.map(np.array, runner.state)
@@ -219,23 +216,6 @@ def test_first_runs_change_nothing_but_the_padding_row(every_kind):
     for before, after in zip(*map(jax.tree.leaves, by_row), strict=True):
         np.testing.assert_array_equal(after[:-1], before[:-1])  # the last row is the padding row
     assert runner.state.sequences.done.all()
-
-
-def noted(runner: Runner) -> list[Program]:
-    """The programs that are launched from now on."""
-    launched: list[Program] = []
-    programs = runner.programs
-
-    class Noting:
-        def __getitem__(self, program: Program):
-            launched.append(program)
-            return programs[program]
-
-        def __getattr__(self, name: str):
-            return getattr(programs, name)
-
-    runner.programs = Noting()
-    return launched
 
 
 @pytest.mark.variants
@@ -292,9 +272,7 @@ def test_a_program_that_fails_ends_the_start_with_its_name(kind):
     )
     engine.runner.programs.__class__ = Programs
     engine.warm_up()  # with a new state
-    request = engine.add(GenerationRequest([1, 2, 3], SamplingParams(max_tokens=4)))
-    while engine.has_work:
-        engine.step()
+    (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=4)))
     assert len(request.output) == 4
 
 

@@ -16,6 +16,7 @@ from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 from jaxspec.text.detokenizer import Detokenizer
+from tests.engine.served import served
 from tests.sets import exhaustive
 
 CHAIN = TreeShape(3, 1, 4)
@@ -24,11 +25,8 @@ PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for tem
 
 
 def run(engine: Engine) -> list[list[int]]:
-    requests = [engine.add(GenerationRequest(prompt, params)) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    while engine.has_work:
-        engine.step()
-    engine.prefix_cache.check([])
-    return [request.output for request in requests]
+    asked = (GenerationRequest(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True))
+    return [request.output for request in served(engine, *asked)]
 
 
 def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[TreeShape]:
@@ -62,16 +60,11 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     """Of the head's cache tests/decoding has the rest: an oracle attends to nothing, but it knows where it is."""
     target, prompt = engine_target(), PROMPTS[0]
     params = SamplingParams(max_tokens=80, temperature=0)
-    plain = tiny_engine(PLAIN, target=target)
-    text = plain.add(GenerationRequest(prompt, params))
-    while plain.has_work:
-        plain.step()
+    (text,) = served(tiny_engine(PLAIN, target=target), GenerationRequest(prompt, params))
     head = oracle_head(target.config, [*prompt, *text.output])
     engine = tiny_engine(CHAIN, target=target, head=head, adaptive=True)
     choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [CHAIN] * 100))
-    request = engine.add(GenerationRequest(prompt, params))
-    while engine.has_work:
-        engine.step()
+    (request,) = served(engine, GenerationRequest(prompt, params))
     assert request.output == text.output
     lengths = list(request.speculation.accept_lengths)
     after = lengths[plain_cycles:]
@@ -79,35 +72,16 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
 
 
 @pytest.mark.exhaustive
-def test_an_adaptive_engine_measures_and_chooses():
+def test_an_adaptive_engine_measures_at_its_start():
     engine = tiny_engine(TreeShape(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=1)
     engine.warm_up()
     believed = engine.stats().adaptive
     assert {tree for tree, _ in believed.seconds} == set(engine.trees.all) and set(believed.best) == {1}
-    expected = tiny_engine(PLAIN, context_length=64, prefill_chunk=8, max_running_requests=1)
-    params = SamplingParams(max_tokens=50, temperature=0)
-    tokens = []
-    for each in (engine, expected):
-        requests = [each.add(GenerationRequest(prompt[:8], params)) for prompt in PROMPTS]
-        while each.has_work:
-            each.step()
-        tokens.append([request.output for request in requests])
-    assert tokens[0] == tokens[1]
-
-
-class Clock:
-    """Time that passes when told."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_only_undisturbed_cycles_are_timed():
-    clock = Clock()
-    trees = TreeChoice(TreeShape(3, 1), True, others=(TreeShape(2, 1),), clock=clock)
+    now = [0.0]
+    trees = TreeChoice(TreeShape(3, 1), True, others=(TreeShape(2, 1),), clock=lambda: now[0])
     tree = trees.all[0]
 
     def request(own: TreeShape | None = None, lag: int = 0) -> Request:
@@ -116,7 +90,7 @@ def test_only_undisturbed_cycles_are_timed():
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
         (planned,) = trees.plan([request(lag=int(catch_up))], [1], trees.all, prefills=prefill)
         assert planned.tree == tree and len(planned.behind) == catch_up
-        clock.now += seconds
+        now[0] += seconds
         trees.was_read([2])
 
     def times() -> list[float]:
@@ -135,9 +109,9 @@ def test_only_undisturbed_cycles_are_timed():
     assert trees.plan([], [1], trees.all, prefills=False) == []
     cycle(30.0)  # idle before
     assert len(trees.plan([request(), request(TreeShape(2, 1))], [1, 2], trees.all, prefills=False)) == 2
-    clock.now += 7.0
+    now[0] += 7.0
     trees.was_read([2])
-    clock.now += 7.0
+    now[0] += 7.0
     trees.was_read([1])
     cycle(1.0)
     assert times() == [1.0]

@@ -13,6 +13,7 @@ from jaxspec.engine.request import GenerationRequest, Status
 from jaxspec.placement import ONE_DEVICE
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from tests.engine.served import updates_of
 from tests.sets import variants
 
 PAGE = 32
@@ -118,8 +119,7 @@ def test_a_table_that_is_written_to_gives_the_same_text(monkeypatch, overlap):
     def text() -> list[int]:
         engine = running(TREE, TREE, overlap=overlap)
         requests = engine.scheduler.admitted[:]
-        while engine.has_work:
-            engine.step()
+        updates_of(engine)
         return [token for request in requests for token in request.output]
 
     expected = text()

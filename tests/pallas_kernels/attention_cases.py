@@ -81,14 +81,19 @@ MASKS = {
 }
 
 
-def arrays(case: Case, seed: int) -> dict[str, Any]:
-    """Random arguments of `tree_attention`; slots that no row sees are NaN, and unused entries of the table name used pages."""
+def arrays(case: Case, seed: int, seen: tuple[list[int], list[int]] | None = None) -> dict[str, Any]:
+    """Random arguments of `tree_attention`; slots that no row sees are NaN, and unused entries of the table name used pages.
+
+    `seen`: start and length of each sequence, if they are not random.
+    """
     rng = np.random.default_rng(seed)
     dtype, slots = DTYPES[case.dtype], case.table * case.page
     length = np.full(case.b, slots) if case.longest else rng.integers(0, slots + 1, case.b)
     if seed % 3 == 0 and not case.longest:
         length[0] = 0  # an empty prefix
     start = np.minimum(rng.integers(0, slots // 2 + 2, case.b), length) * (rng.random(case.b) < 0.5)
+    if seen is not None:
+        start, length = map(np.array, seen)
 
     def normal(*shape):
         return rng.normal(size=shape).astype(dtype)

@@ -27,6 +27,7 @@ from jaxspec.train.conversations import (
     topic_prompts,
     write_shards,
 )
+from tests.engine.served import served, updates_of
 
 SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
 
@@ -103,9 +104,7 @@ def test_answers_are_the_targets_own(llm):
     chats = ChatEncoder(llm.tokenizer)
     for messages, (tokens, [(start, end)], _) in zip(prompts, written, strict=True):
         assert tokens[:start] == chats.encode(messages) and end == len(tokens) <= start + 12
-        request = llm.engine.add(GenerationRequest(tokens[:start], SamplingParams(temperature=0, max_tokens=12)))
-        while llm.engine.has_work:
-            llm.engine.step()
+        (request,) = served(llm.engine, GenerationRequest(tokens[:start], SamplingParams(temperature=0, max_tokens=12)))
         assert request.output == tokens[start:]
     chats.close()
 
@@ -154,8 +153,7 @@ def test_a_failure_of_the_engine_ends_no_shard(llm, monkeypatch):
         context.setattr(llm.engine, "step", failing)
         with pytest.raises(ValueError, match="the engine failed, and the shard is left out: no memory"):
             writer.shard(0)
-    while llm.engine.has_work:
-        llm.engine.step()
+    updates_of(llm.engine)
 
 
 def test_a_conversation_that_the_template_refuses_is_left_out(llm, monkeypatch, capsys):

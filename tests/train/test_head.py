@@ -265,24 +265,30 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
     assert [place.name for place in checkpoints_of(again.work)] == ["00000001", "00000002"]
 
 
-@pytest.mark.exhaustive
-def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
-    write_target(tmp_path / "target", target)
+def on_four_devices(work, settings, target, data, folder) -> list[float]:
+    """The numbers that a process prints, which has a trainer `run`."""
+    write_target(folder / "target", target)
     program = f"""
 import jax, jax.numpy as jnp
 from pathlib import Path
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.train.head import Trainer
 from jaxspec.train.settings import TrainSettings
-target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
-run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))
-print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.evaluate()["loss"])
+target = load_target(Path({str(folder / "target")!r}), jnp.float32)
+run = Trainer({settings!r}, target, None, Path({str(data)!r}), Path({str(folder / "four")!r}))
+{work}
 """
     environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     environment["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "0"  # two steps at once would wait for each other on few cores
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    devices, *losses = map(float, ended.stdout.split())
+    return list(map(float, ended.stdout.split()))
+
+
+@pytest.mark.exhaustive
+def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
+    work = "print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.evaluate()['loss'])"
+    devices, *losses = on_four_devices(work, SETTINGS, target, data, tmp_path)
     alone = trainer(SETTINGS, target, data, tmp_path / "one")
     assert devices == 4
     np.testing.assert_allclose(losses[:3], [float(alone.learn().loss) for _ in range(3)], atol=1e-6, rtol=1e-6)
@@ -291,23 +297,10 @@ print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.eval
 @pytest.mark.exhaustive
 def test_devices_share_the_logits_too(data, tmp_path, target):
     """Each has about a quarter of the work of one device, of which logits are most here."""
-    write_target(tmp_path / "target", target)
     settings = replace(SETTINGS, draft_vocab_size=128)
-    program = f"""
-import jax.numpy as jnp
-from pathlib import Path
-from jaxspec.checkpoints.loading import load_target
-from jaxspec.train.head import Trainer
-from jaxspec.train.settings import TrainSettings
-from tests.train.test_head import flops_of_evaluating
-target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
-print(flops_of_evaluating(Trainer({settings!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))))
-"""
-    environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    alone = flops_of_evaluating(trainer(settings, target, data, tmp_path / "one"))
-    assert 0.2 < float(ended.stdout) / alone < 0.35
+    work = "from tests.train.test_head import flops_of_evaluating; print(flops_of_evaluating(run))"
+    [flops] = on_four_devices(work, settings, target, data, tmp_path)
+    assert 0.2 < flops / flops_of_evaluating(trainer(settings, target, data, tmp_path / "one")) < 0.35
 
 
 def flops_of_evaluating(run: Trainer) -> float:
