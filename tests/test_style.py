@@ -28,11 +28,11 @@ def test_files_are_short_enough_to_read(package):
     assert lengths and not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit}
 
 
-MOST_LINES = {"jaxspec": 34_300, "pallas_kernels": 3_800, "convert": 800, "benchmarks": 5_100, "tests": 43_100}
+MOST_LINES = {"jaxspec": 34_200, "pallas_kernels": 3_800, "convert": 800, "benchmarks": 4_800, "tests": 42_300}
 """As reached on 27 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
 
 
-def test_the_house_does_not_grow():
+def test_lines_stay_within_the_limits():
     """Prints the lines of Python in each package (pytest -s)."""
     files = {package: sorted((ROOT / package).rglob("*.py")) for package in MOST_LINES}
     lines = {package: sum(len(path.read_text().splitlines()) for path in paths) for package, paths in files.items()}
