@@ -8,18 +8,18 @@ from starlette.middleware.cors import CORSMiddleware
 from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
 from jaxspec.server.errors import REQUEST_ID, add_handlers
-from jaxspec.server.info_api import info_routes
-from jaxspec.server.messages_api import messages_routes
+from jaxspec.server.messages.api import messages_routes
 from jaxspec.server.metrics import RequestCollector, StepTimes, add_metrics
 from jaxspec.server.middleware import AccessCheck, RequestIds
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_api import openai_routes
+from jaxspec.server.openai.api import openai_routes
 from jaxspec.server.playground import playground_routes
-from jaxspec.server.responses import COMMON_FAILURES
-from jaxspec.server.responses_api import responses_routes
+from jaxspec.server.responses.api import responses_routes
 from jaxspec.server.running import RunningRequests
+from jaxspec.server.sending import COMMON_FAILURES
 from jaxspec.server.settings import ServerSettings
-from jaxspec.server.sglang_api import sglang_routes
+from jaxspec.server.sglang.api import sglang_routes
+from jaxspec.server.sglang.info import info_routes
 from jaxspec.server.tokenize_api import tokenize_routes
 from jaxspec.version import own_version
 

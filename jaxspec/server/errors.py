@@ -20,7 +20,7 @@ from starlette.types import Scope
 from jaxspec.engine.driver import EngineClosed, EngineError, RequestError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
-from jaxspec.server.responses import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse
+from jaxspec.server.sending import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse
 
 MAX_ECHO = 200
 MAX_NAME = 80

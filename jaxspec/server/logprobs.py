@@ -10,7 +10,7 @@ from pydantic import SkipValidation
 
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import ResponseModel
+from jaxspec.server.sending import ResponseModel
 from jaxspec.text.detokenizer import Detokenizer
 
 LOWEST = -9999.0

@@ -11,7 +11,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import ResponseModel
+from jaxspec.server.sending import ResponseModel
 
 
 class SpeculativeOptions(RequestModel):

@@ -16,8 +16,8 @@ from jaxspec.engine.driver import EngineError
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
-from jaxspec.server.responses import TypedEvent, json_response, to_json
 from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start, without_output
+from jaxspec.server.sending import TypedEvent, json_response, to_json
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, described_as
 from jaxspec.server.model import ServedModel, check_unicode
-from jaxspec.server.responses import ResponseModel, failures, json_response, success
+from jaxspec.server.sending import ResponseModel, failures, json_response, success
 from jaxspec.server.tools import ConversationFields, chosen_tools, conversation_text
 from jaxspec.text.tokenizer import Tokenizer
 

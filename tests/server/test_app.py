@@ -6,17 +6,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from jaxspec.server import (
-    chat_responses,
-    completion_responses,
-    info_api,
-    messages_answers,
-    openai_api,
-    responses,
-    responses_objects,
-    sglang_api,
-    tokenize_api,
-)
+from jaxspec.server import sending, tokenize_api
+from jaxspec.server.messages.answers import MessagesEvent, MessagesResponse, TokenCounted
+from jaxspec.server.openai.api import ModelCard, ModelList
+from jaxspec.server.openai.chat import ChatEvent, ChatResponse
+from jaxspec.server.openai.completions import CompletionEvent, CompletionResponse
+from jaxspec.server.responses.objects import ResponsesEvent, ResponsesResponse
+from jaxspec.server.sglang.api import GenerateEvent, GenerateResponse
+from jaxspec.server.sglang.info import AbortResponse, HealthResponse, LoadsResponse, ModelInfo, ServerInfo, VersionResponse
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, USER, Client
 
 ENDPOINTS = {
@@ -83,28 +80,28 @@ NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
 @pytest.mark.parametrize(
     ("model", "path", "body"),
     [
-        (completion_responses.CompletionResponse, "/v1/completions", {"prompt": "x", **SPOKEN}),
-        (completion_responses.CompletionResponse, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
-        (chat_responses.ChatResponse, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
-        (chat_responses.ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
-        (sglang_api.GenerateResponse, "/generate", NATIVE),
-        (list[sglang_api.GenerateResponse], "/generate", {**NATIVE, "text": ["x", "y"]}),
-        (responses_objects.ResponsesResponse, "/v1/responses", {**ASKED, "max_output_tokens": 9}),
-        (messages_answers.MessagesResponse, "/v1/messages", SAID),
-        (messages_answers.TokenCounted, "/v1/messages/count_tokens", {"messages": USER}),
-        (responses.AnthropicErrorResponse, "/v1/messages", {**SAID, "n": 1}),
+        (CompletionResponse, "/v1/completions", {"prompt": "x", **SPOKEN}),
+        (CompletionResponse, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
+        (ChatResponse, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
+        (ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
+        (GenerateResponse, "/generate", NATIVE),
+        (list[GenerateResponse], "/generate", {**NATIVE, "text": ["x", "y"]}),
+        (ResponsesResponse, "/v1/responses", {**ASKED, "max_output_tokens": 9}),
+        (MessagesResponse, "/v1/messages", SAID),
+        (TokenCounted, "/v1/messages/count_tokens", {"messages": USER}),
+        (sending.AnthropicErrorResponse, "/v1/messages", {**SAID, "n": 1}),
         (tokenize_api.TokenizeResponse, "/tokenize", {"prompt": "x", "return_token_strs": True}),
         (tokenize_api.DetokenizeResponse, "/detokenize", {"tokens": [[97]]}),
-        (info_api.AbortResponse, "/abort_request", {"rid": "x"}),
+        (AbortResponse, "/abort_request", {"rid": "x"}),
         (tokenize_api.TokenizerInfo, "/tokenizer_info", None),
-        (info_api.HealthResponse, "/health", None),
-        (info_api.VersionResponse, "/version", None),
-        (info_api.ModelInfo, "/model_info", None),
-        (info_api.ServerInfo, "/server_info", None),
-        (info_api.LoadsResponse, "/loads", None),
-        (openai_api.ModelList, "/v1/models", None),
-        (openai_api.ModelCard, "/v1/models/fake", None),
-        (responses.ErrorResponse, "/v1/models/other", None),
+        (HealthResponse, "/health", None),
+        (VersionResponse, "/version", None),
+        (ModelInfo, "/model_info", None),
+        (ServerInfo, "/server_info", None),
+        (LoadsResponse, "/loads", None),
+        (ModelList, "/v1/models", None),
+        (ModelCard, "/v1/models/fake", None),
+        (sending.ErrorResponse, "/v1/models/other", None),
     ],
 )
 def test_responses_are_as_documented(client: Client, model: Any, path: str, body: dict | None):
@@ -115,11 +112,11 @@ def test_responses_are_as_documented(client: Client, model: Any, path: str, body
 @pytest.mark.parametrize(
     ("model", "path", "body"),
     [
-        (completion_responses.CompletionEvent, COMPLETIONS, {"prompt": "x", "logprobs": 1, **SPOKEN}),
-        (chat_responses.ChatEvent, CHAT, {"messages": USER, "logprobs": True, **SPOKEN}),
-        (sglang_api.GenerateEvent, GENERATE, {**NATIVE, "return_logprob": True}),
-        (responses_objects.ResponsesEvent, RESPONSES, ASKED),
-        (messages_answers.MessagesEvent, MESSAGES, SAID),
+        (CompletionEvent, COMPLETIONS, {"prompt": "x", "logprobs": 1, **SPOKEN}),
+        (ChatEvent, CHAT, {"messages": USER, "logprobs": True, **SPOKEN}),
+        (GenerateEvent, GENERATE, {**NATIVE, "return_logprob": True}),
+        (ResponsesEvent, RESPONSES, ASKED),
+        (MessagesEvent, MESSAGES, SAID),
     ],
     ids=BODIES,
 )
@@ -129,7 +126,7 @@ def test_events_have_no_other_fields(client: Client, model: Any, path: str, body
         options |= {"stream_options": {"include_usage": True}, "return_token_ids": True, "return_spec_tokens_details": True}
     *events, last = client.events(path, **body, **options)
     assert events
-    whole = sglang_api.GenerateResponse if path == GENERATE else model  # the last event of /generate is a whole response
+    whole = GenerateResponse if path == GENERATE else model  # the last event of /generate is a whole response
     for event, kind in [*((event, model) for event in events), (last, whole)]:
         assert not undocumented(TypeAdapter(kind).validate_json(json.dumps(event), strict=True))
 

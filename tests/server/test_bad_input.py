@@ -11,12 +11,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jaxspec.server import fields, neutral_fields
-from jaxspec.server.messages_requests import MessagesRequest
+from jaxspec.server.messages.requests import MessagesRequest
 from jaxspec.server.model import MAX_OTHER_NAMES, ServedModel
-from jaxspec.server.openai_requests import ChatRequest, CompletionRequest
-from jaxspec.server.responses_requests import ResponsesRequest
+from jaxspec.server.openai.requests import ChatRequest, CompletionRequest
+from jaxspec.server.responses.requests import ResponsesRequest
 from jaxspec.server.settings import ServerSettings
-from jaxspec.server.sglang_api import GenerateRequest
+from jaxspec.server.sglang.api import GenerateRequest
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, USER, Client, served
 from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TREE
 from tests.server.wrong_fields import WRONG_FIELDS

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxspec.server.errors import ApiError
-from jaxspec.server.messages_input import AnthropicMessage, InputBlock
+from jaxspec.server.messages.input import AnthropicMessage, InputBlock
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from tests.server.conftest import CHAT, MESSAGES, USER, Client, served

@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_api import model_card
+from jaxspec.server.openai.api import model_card
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, RESPONSES, USER, Client, asking, served
 from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, TREE
 

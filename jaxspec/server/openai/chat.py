@@ -6,10 +6,10 @@ from collections import defaultdict
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.logprobs import ChatLogprobs, chat_logprobs
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_requests import ChatRequest
-from jaxspec.server.openai_responses import Choice, OpenAIBuilder, OpenAIEvent, Usage
-from jaxspec.server.responses import ResponseModel
+from jaxspec.server.openai.objects import Choice, OpenAIBuilder, OpenAIEvent, Usage
+from jaxspec.server.openai.requests import ChatRequest
 from jaxspec.server.running import RequestBatch
+from jaxspec.server.sending import ResponseModel
 from jaxspec.text.answer_parser import Answer, AnswerParser
 from jaxspec.text.answer_reader import Arguments, CallStart, Content, Reasoning
 

@@ -9,10 +9,10 @@ from pydantic_core import from_json
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update
 from jaxspec.server.errors import ApiError
-from jaxspec.server.messages_requests import MessagesRequest
+from jaxspec.server.messages.requests import MessagesRequest
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import AnthropicErrorResponse, ResponseModel, TypedEvent
 from jaxspec.server.running import RequestBatch
+from jaxspec.server.sending import AnthropicErrorResponse, ResponseModel, TypedEvent
 from jaxspec.server.streaming import ResponseBuilder
 
 

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from jaxspec.server.chat_translation import THINKING, thinking_options
 from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
 from jaxspec.server.errors import ApiError, restated
 from jaxspec.server.fields import (
@@ -17,10 +16,11 @@ from jaxspec.server.fields import (
     TokenCount,
     adding,
 )
-from jaxspec.server.messages_input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
+from jaxspec.server.messages.input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral
-from jaxspec.server.openai_requests import ChatRequest, chat_prompt
+from jaxspec.server.openai.requests import ChatRequest, chat_prompt
+from jaxspec.server.openai.translation import THINKING, thinking_options
 from jaxspec.server.sampling_fields import OPENAI_NAMES, fields_of
 from jaxspec.server.speculation import SpeculativeOptions
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat

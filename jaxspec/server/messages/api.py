@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from jaxspec.server.bodies import JsonBody, documented
-from jaxspec.server.chat_translation import translated_batch, translated_names
 from jaxspec.server.errors import ANTHROPIC
-from jaxspec.server.messages_answers import MessagesBuilder, MessagesResponse, TokenCounted
-from jaxspec.server.messages_requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, as_chat, count_tokens
+from jaxspec.server.messages.answers import MessagesBuilder, MessagesResponse, TokenCounted
+from jaxspec.server.messages.requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, as_chat, count_tokens
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
+from jaxspec.server.openai.translation import translated_batch, translated_names
 from jaxspec.server.running import RunningRequests
+from jaxspec.server.sending import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
 from jaxspec.server.streaming import respond
 from jaxspec.server.tokenize_api import THREADS
 

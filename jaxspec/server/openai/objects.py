@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_requests import OpenAIRequest, StreamOptions
-from jaxspec.server.responses import ResponseModel
+from jaxspec.server.openai.requests import OpenAIRequest, StreamOptions
 from jaxspec.server.running import RequestBatch
+from jaxspec.server.sending import ResponseModel
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeTrace,

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field
 from pydantic_core import to_json
 
-from jaxspec.server.chat_translation import thinking_options, translated_batch
 from jaxspec.server.conversations import MAX_TOOLS, ToolName
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import LogprobCount, Only, RequestModel, TemplateOptions, TokenCount, described_as
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import RESPONSES, each, neutral
-from jaxspec.server.openai_requests import ChatRequest, OpenAIRequest
-from jaxspec.server.responses_input import Input, messages_of
+from jaxspec.server.openai.requests import ChatRequest, OpenAIRequest
+from jaxspec.server.openai.translation import thinking_options, translated_batch
+from jaxspec.server.responses.input import Input, messages_of
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
 from jaxspec.server.tools import Function, FunctionName, NamedTool, Tool

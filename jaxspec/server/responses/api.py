@@ -7,13 +7,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from jaxspec.server.bodies import JsonBody, documented
-from jaxspec.server.chat_translation import translated_names
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses import failures, success_or_stream
-from jaxspec.server.responses_answers import ResponsesBuilder
-from jaxspec.server.responses_objects import ResponsesResponse
-from jaxspec.server.responses_requests import CLIENT_NAMES, ResponsesRequest, as_chat, responses_batch
+from jaxspec.server.openai.translation import translated_names
+from jaxspec.server.responses.answers import ResponsesBuilder
+from jaxspec.server.responses.objects import ResponsesResponse
+from jaxspec.server.responses.requests import CLIENT_NAMES, ResponsesRequest, as_chat, responses_batch
 from jaxspec.server.running import RunningRequests
+from jaxspec.server.sending import failures, success_or_stream
 from jaxspec.server.streaming import respond
 
 ANSWERS = success_or_stream(ResponsesResponse, "each a typed event of the Responses API", "") | failures(404, 415, 504)

@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update, thinking_tokens
-from jaxspec.server.chat_responses import call_id
 from jaxspec.server.errors import ApiError
 from jaxspec.server.logprobs import ChatEntry, chat_logprobs
 from jaxspec.server.model import ServedModel
-from jaxspec.server.responses_objects import (
+from jaxspec.server.openai.chat import call_id
+from jaxspec.server.responses.objects import (
     IncompleteDetails,
     InputDetails,
     OutputDetails,
@@ -23,7 +23,7 @@ from jaxspec.server.responses_objects import (
     ResponsesUsage,
     ShownFormat,
 )
-from jaxspec.server.responses_requests import FlatNamedTool, ResponsesRequest
+from jaxspec.server.responses.requests import FlatNamedTool, ResponsesRequest
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.streaming import ResponseBuilder
 

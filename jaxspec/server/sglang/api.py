@@ -33,9 +33,9 @@ from jaxspec.server.fields import (
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
 from jaxspec.server.neutral_fields import GENERATE, each, neutral
-from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
+from jaxspec.server.sending import ResponseModel, failures, success_or_stream
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeOptions,

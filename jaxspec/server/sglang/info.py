@@ -20,8 +20,8 @@ from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import each, neutral
-from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.server.running import RunningRequests
+from jaxspec.server.sending import ResponseModel, failures, json_response, success
 from jaxspec.server.settings import ServerSettings
 from jaxspec.version import own_version
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import SkipValidation
 
 from jaxspec.server.logprobs import ChatEntry
-from jaxspec.server.responses import ResponseModel, TypedEvent
+from jaxspec.server.sending import ResponseModel, TypedEvent
 
 
 class OutputPart(ResponseModel):

@@ -2,7 +2,7 @@
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.logprobs import CompletionLogprobs, completion_logprobs, join, prompt_offsets
-from jaxspec.server.openai_responses import Choice, OpenAIBuilder, OpenAIEvent, Usage
+from jaxspec.server.openai.objects import Choice, OpenAIBuilder, OpenAIEvent, Usage
 
 
 class CompletionChoice(Choice):

@@ -8,10 +8,10 @@ from fastapi.responses import Response
 
 from jaxspec.sampling_params import CONSTRAINTS
 from jaxspec.server.bodies import JsonBody, documented
-from jaxspec.server.chat_responses import ChatBuilder, ChatResponse
-from jaxspec.server.completion_responses import CompletionBuilder, CompletionResponse
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_requests import (
+from jaxspec.server.openai.chat import ChatBuilder, ChatResponse
+from jaxspec.server.openai.completions import CompletionBuilder, CompletionResponse
+from jaxspec.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
     chat_batch,
@@ -19,8 +19,8 @@ from jaxspec.server.openai_requests import (
     completion_batch,
     completion_names,
 )
-from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
 from jaxspec.server.running import RunningRequests
+from jaxspec.server.sending import ResponseModel, failures, json_response, success, success_or_stream
 from jaxspec.server.streaming import respond
 from jaxspec.server.tools import why_no_tools
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxspec.server.errors import ApiError, restated
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai_requests import ChatRequest, chat_batch, chat_names
+from jaxspec.server.openai.requests import ChatRequest, chat_batch, chat_names
 from jaxspec.server.running import RequestBatch
 
 THINKING = "enable_thinking"
