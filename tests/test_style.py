@@ -142,11 +142,11 @@ def defined(file: Path) -> set[str]:
 WALL_CLOCK = re.compile(r"\b(time\.time|datetime\.now|from time import time)\b")
 SHOWS_DATES = {
     "engine/program_cache.py",
-    "server/info_api.py",
+    "server/sglang/info.py",
     "server/kv_events.py",
     "server/model.py",
-    "server/openai_responses.py",
-    "server/responses_answers.py",
+    "server/openai/objects.py",
+    "server/responses/answers.py",
     "text/chat_template.py",
     "train/evaluation.py",
 }
