@@ -205,7 +205,12 @@ class Engine:
         """
         started = time.perf_counter()
         try:
-            self._prepare()
+            if self.recovery.is_due:
+                self.recovery.restart(self._launched)
+            for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
+                self.output.time_out(request)
+            if self.scheduler.held_back:
+                self._end_waits()
             if self.config.overlap:
                 self.overlapped_step()
             else:
@@ -216,15 +221,6 @@ class Engine:
         finally:
             self.counts.step_seconds += time.perf_counter() - started
         return self.output.take_updates()
-
-    def _prepare(self) -> None:
-        """What may have happened since the last step: a failure, deadlines, programs that were compiled."""
-        if self.recovery.is_due:
-            self.recovery.restart(self._launched)
-        for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
-            self.output.time_out(request)
-        if self.scheduler.held_back:
-            self._end_waits()
 
     def _end_waits(self) -> None:
         """Requests that were held back join the line when their program is there, and end if it can't be compiled. While there is
@@ -261,41 +257,36 @@ class Engine:
     def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
         """Launches cycles, then prefills. Returns the programs that have a result to read, and the first halves of the cycles under
         grammars, which come first."""
-        launched, halves = self._launch_cycles(plan)
-        self._launch_prefills(plan, launched)
-        mark_in_flight(launched)
-        return launched, halves
-
-    def _launch_cycles(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
         launched: list[Launched] = []
         halves: list[Half] = []
         cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
         for cycle in sorted(cycles, key=lambda cycle: not cycle.in_two):
-            with self.recovery.launching(cycle.requests, [*self._launched, *launched]):
+            try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
                 if cycle.in_two:
                     halves.append(self.runner.launch_proposal(cycle.requests, cycle.tree))
                     continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
-            launched.append(self.recovery.with_unreported(program))
+            except Exception as error:
+                raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
+            launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
-        return launched, halves
-
-    def _launch_prefills(self, plan: StepPlan, launched: list[Launched]) -> None:
-        """Adds those with a result to what this step has launched."""
         for chunks in self.runner.prefill_groups(plan.prefills):
             requests = [chunk.request for chunk in chunks]
-            unread = [*self._launched, *launched]
             for request in requests:
                 if request in plan.newly_admitted:
-                    with self.recovery.launching([request], unread):
+                    try:
                         self.runner.launch_admission(request)
                         if self.lending is not None:
                             self.runner.launch_lend(request, self.lending.begin(request))
-            with self.recovery.launching(requests, unread):
+                    except Exception as error:
+                        raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
+            try:
                 mask = None if chunks[0].request.matcher is None else self.masking.first_mask(chunks)
                 program = self.runner.launch_prefill(chunks, mask)
+            except Exception as error:
+                raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
             self.recovery.unreported += [request for request in requests if request not in program.requests]
             if program.reports:
                 launched.append(self.recovery.with_unreported(program))
@@ -303,14 +294,18 @@ class Engine:
                 if chunk.request.launched_at is None:
                     chunk.request.launched_at = self.clock()
                 self.counts.prefilled_tokens += chunk.size
+        mark_in_flight(launched)
+        return launched, halves
 
     def _settle(self, halves: list[Half], before: list[Launched]) -> list[Launched]:
         """Launches the second halves of cycles under grammars. `before`: what was launched and not read."""
         launched: list[Launched] = []
         for half in halves:
-            with self.recovery.launching(half.requests, [*before, *launched]):
+            try:
                 program = self.masking.launch_settlement(half, self.output.fail)
-            launched.append(self.recovery.with_unreported(program))
+            except Exception as error:
+                raise self.recovery.failed_launch(half.requests, [*before, *launched]) from error
+            launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
         mark_in_flight(launched)
         return launched

@@ -6,8 +6,7 @@ produce the same text.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from jaxspec.engine.hosts import ALONE
 from jaxspec.engine.launched import Launched
@@ -42,22 +41,16 @@ class Recovery:
 
     def with_unreported(self, program: Launched) -> Launched:
         """The program, whose result tells about the chunks without one that were launched before it."""
-        if not self.unreported:
-            return program
         program, self.unreported = program._replace(unreported=self.unreported), []
         return program
 
-    @contextmanager
-    def launching(self, requests: Sequence[Request], before: Sequence[Launched]) -> Iterator[None]:
-        """A launch for these requests that fails inside ends them. It also fails if an earlier program has failed: then that
-        program's requests end instead.
+    def failed_launch(self, requests: Sequence[Request], launched: Sequence[Launched]) -> ProgramFailed:
+        """The failure of a launch for these requests. A launch also fails if an earlier program failed: then that program's
+        requests end instead.
 
-        `before`: the programs with a result that were launched before and not read.
+        `launched`: the programs with a result that were launched before and not read.
         """
-        try:
-            yield
-        except Exception as error:
-            raise ProgramFailed(self._first_unreadable(before) or [*self.unreported, *requests]) from error
+        return ProgramFailed(self._first_unreadable(launched) or [*self.unreported, *requests])
 
     def after(self, error: BaseException) -> None:
         """What ended a step: if it was a program, its requests end and the engine continues; everything else is raised again.
