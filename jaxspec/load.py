@@ -56,7 +56,7 @@ class LoadedModels:
 
     @cached_property
     def engine(self) -> Engine:
-        """Their engine, which is made when it is first shape for. Raises ValueError if the memory is too small, and ProgramError as
+        """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
         return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
 

@@ -83,7 +83,7 @@ def main() -> None:
     with open(task.out, "ab", buffering=0) as out:
         for line in run_cases(task, cases_of(part, lab)):
             out.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
-            if os.getppid() != task.parent:  # nobody waits for the rest
+            if os.getppid() != task.parent:  # the process that started this one is gone
                 break
             if "starts" in line:
                 print(f"{part.name}: {' '.join(map(str, line['case'].values()))}", flush=True)

@@ -136,7 +136,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
         ),
-        Option("--quantization -q WHICH", "quantise the weights while loading (default: as in the checkpoint)", choices=QUANTIZED),
+        Option(
+            "--quantization -q WHICH",
+            "int8, fp8 or int4: quantise the weights while loading (default: as in the checkpoint)",
+            choices=QUANTIZED,
+        ),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option("--tool-call-parser NAME", f"{', '.join(TOOL_FORMATS)} (default: the template's)", choices=tuple(TOOL_FORMATS)),
@@ -252,7 +256,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option(
             "--random-seed --seed",
-            "seed of the requests that set none (default: random at each start)",
+            "where requests without a seed get theirs from (default: random at each start)",
             "engine.random_seed",
         ),
         Option(

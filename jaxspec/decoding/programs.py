@@ -178,14 +178,8 @@ class CatchUpProgram(BatchProgram):
     """The drafter absorbs the tokens that it lags behind after plain cycles."""
 
     def run(
-        self,
-        models: Models,
-        state: State,
-        rows: Rows,
-        page_table: PageTable,
-        *,
-        thresholds: Thresholds | None = None,
-    ) -> State:
+        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
+    ) -> State:  # fmt: skip
         return catch_up(models, state, rows, page_table)
 
     def __str__(self) -> str:
@@ -270,14 +264,8 @@ class LendProgram(RowProgram):
     tokens: int
 
     def run(
-        self,
-        models: Models,
-        state: State,
-        rows: Rows,
-        stretch: Int[Array, "b l"],
-        *,
-        thresholds: Thresholds | None = None,
-    ) -> State:
+        self, models: Models, state: State, rows: Rows, stretch: Int[Array, "b l"], *, thresholds: Thresholds | None = None
+    ) -> State:  # fmt: skip
         return state._replace(draft=models.drafter.lend(state.draft, rows, stretch))
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:

@@ -71,7 +71,7 @@ XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, Kind kind, XLA_FFI_DataType dtype,
   if (k == 0) return memset(out, 0, m * n * sizeof(float)), nullptr;
   Product product = {static_cast<const float*>(x->data), static_cast<const uint8_t*>(weights->data),
                      scales ? static_cast<const float*>(scales->data) : nullptr, out, m, n, k, stride};
-  bool unpacks = m > most_unpacking(BLOCKS[kind].weights);
+  bool unpacks = kind != FLOAT32 && m > most_unpacking(BLOCKS[kind].weights);
   int64_t rows = rows_of_chunk(product, unpacks);
   share(frame, Job{product, CHUNKS[kind], rows, unpacks}, (n + rows - 1) / rows);
   return nullptr;

@@ -310,7 +310,7 @@ async def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: Fake
     updates = stream(engine, [1], PARAMS, "mine")
     first = await anext(updates)
     other = asyncio.ensure_future(collect(stream(engine, [2], PARAMS, "other")))
-    abort = asyncio.ensure_future(end(engine, None if everything else ["mine", "nobody's"]))
+    abort = asyncio.ensure_future(end(engine, None if everything else ["mine", "unknown"]))
     await asyncio.sleep(0.05)
     fake.allow(math.inf)
     assert await abort >= 1

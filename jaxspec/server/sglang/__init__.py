@@ -1,1 +1,1 @@
-"""SGLang's own endpoints."""
+"""SGLang's own endpoints, and the server's state (health, version, load)."""

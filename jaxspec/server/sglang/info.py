@@ -176,8 +176,7 @@ def info_routes(
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
     probe, ok = HealthProbe(engine), HealthResponse(status="ok")
-    flushed = engine.stats
-    """As they were at the last flush. SGLang's benchmark flushes the cache before a run, and reads averages after it."""
+    flushed = engine.stats  # at the last flush: SGLang's benchmark flushes the cache before a run, and reads averages after it
 
     @router.get("/health", responses=success(HealthResponse))
     @router.get("/ready", responses=success(HealthResponse))
