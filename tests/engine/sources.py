@@ -37,6 +37,7 @@ from jaxspec.engine.runner import DEFAULT_START, Start
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.linear import Storage
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget
+from jaxspec.placement import Placement
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.structured import Given
 from jaxspec.server.tools import Function, ToolUse, constraint_for
@@ -147,6 +148,15 @@ def eagle3(target: LoadedTarget) -> LoadedHead:
     return random_head(target.config)
 
 
+def own_device() -> Placement:
+    """The first device of this process, whatever others there are."""
+    return Placement((jax.devices().index(jax.local_devices()[0]),))
+
+
+def built_in_head(target: LoadedTarget) -> LoadedHead:
+    return load_head(BUILT_IN_HEAD, target, placement=own_device())
+
+
 NGRAMS, SHARED, ADAPTIVE = {"ngram": True}, {"ngram": True, "ngram_share": 1}, {"adaptive": True}
 SOURCES = {
     "n-grams": Source("n-grams", "7/4/8 4/1/5 5/4/16", None, NGRAMS),
@@ -168,10 +178,8 @@ SOURCES = {
     "a small model": Source("draft model", "3/1/4 3/2/7", lambda target: random_draft_model(target.config)),
     "the target itself": Source("draft model", "3/1/4 4/2/8", itself),
     "the target itself and n-grams": Source("merged", "3/2/7 7/4/8/3", itself, NGRAMS | ADAPTIVE),
-    "the built-in head": Source("EAGLE-3", "5/4/8 3/1/4", lambda target: load_head(BUILT_IN_HEAD, target)),
-    "the built-in head and n-grams": Source(
-        "merged", "5/4/8 7/4/8/3", lambda target: load_head(BUILT_IN_HEAD, target), SHARED | ADAPTIVE
-    ),
+    "the built-in head": Source("EAGLE-3", "5/4/8 3/1/4", built_in_head),
+    "the built-in head and n-grams": Source("merged", "5/4/8 7/4/8/3", built_in_head, SHARED | ADAPTIVE),
 }
 
 
@@ -226,14 +234,16 @@ class Setting:
         }
         head_storage = rng.choice([storage, "as it is", rng.choice(list(STORAGES))])
         kv_cache_dtype = FP8 if "8-bit cache" in wanted else "auto" if wanted else rng.choice(["auto", "auto", FP8])
+        if kv_cache_dtype == FP8:  # only the row kernels' products have the same bits in every program: see `plain_engine`
+            storage = {"as it is": "rows"}.get(storage, storage.removesuffix(", dense"))
         return cls(source, tree, storage, head_storage, kv_cache_dtype, placement, {**options, **SOURCES[source].options})
 
 
 @cache
 def target_of(built_in: bool, storage: str) -> LoadedTarget:
-    """In float32. Groups of quantised numbers fill the parts of two devices."""
+    """In float32, on this process's device. Groups of quantised numbers fill the parts of two devices."""
     if built_in:
-        return load_target(BUILT_IN_TARGET, jnp.float32)
+        return load_target(BUILT_IN_TARGET, jnp.float32, placement=own_device())
     sizes = (128, 512) if "blocks" in storage else (64, 128)
     return engine_target(hidden_size=sizes[0], head_dim=64, intermediate_size=sizes[1], eos_token_ids=(0,))
 
