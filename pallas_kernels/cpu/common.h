@@ -32,6 +32,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))  // of a lambda
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 enum class Instructions { NONE, AVX2, AVX512, NEON };
