@@ -229,6 +229,14 @@ def most_nodes(num_steps: int, topk: int) -> int:
 type TreeLike = TreeShape | str | Sequence[int] | Mapping[str, int]
 """The argument of TreeShape.of."""
 
+
+def names_of(trees: Sequence[TreeShape]) -> str:
+    """In:  TreeShape(num_steps=0), TreeShape(3, 1)
+    Out: plain, 3/1/4
+    """
+    return ", ".join(tree.name for tree in trees)
+
+
 PLAIN = TreeShape(num_steps=0)
 """No draft tree: plain decoding."""
 NGRAM_TREE = TreeShape(7, 4, 8)

@@ -12,9 +12,6 @@ from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
 """The name of drafts without a head as an algorithm, and in place of a head's."""
-UNASKED = (NGRAM_TREE, TreeShape(3, 1))
-"""The trees of n-grams that a target without a head may use on a CPU, where plain decoding is the first choice: a chain costs a CPU
-half of what the tree does."""
 BLOCK_TREE = TreeShape(7, 4, 16)
 """Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"
@@ -24,7 +21,11 @@ BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
 SMOLLM2_TREE = TreeShape(3, 1)
-"""The fastest on two cores: 1.30 times plain decoding (docs/performance.md, "On CPUs"; 25 November 2026)."""
+"""The fastest of the head's on two cores. From 4-bit blocks plain decoding is faster, where a text does not repeat
+(docs/performance.md, "On CPUs")."""
+UNASKED = {None: (NGRAM_TREE, TreeShape(3, 1)), SMOLLM2_HEAD: (SMOLLM2_TREE, NGRAM_TREE.limited(0))}
+"""By head (None: without one): the trees that a CPU tries beside plain decoding, its first choice, where nothing was asked for.
+n-grams grow in them too. A chain costs a CPU half of what the tree of eight does."""
 SMOLLM2_SAMPLING = {"temperature": 0.0}
 """Its file says nothing; sampled, even at its card's 0.2, so small a model now and then writes nonsense without an end."""
 

@@ -54,6 +54,11 @@ class LoadedModels:
         sources = ([self.head.config.algorithm] if self.head else []) + ([NGRAM] if self.config.ngram else [])
         return " + ".join(sources) or "NONE"
 
+    @property
+    def trees(self) -> tuple[TreeShape, ...]:
+        """The engine's tree, and those that it measures beside it."""
+        return tuple(dict.fromkeys((self.tree, *self.config.adaptive_trees)))
+
     @cached_property
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
@@ -104,10 +109,11 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
+    says_nothing = shape is None and draft is None and not (config.adaptive or config.ngram or config.is_lossy)
+    if says_nothing and files.head in UNASKED and jax.default_backend() == "cpu":
+        config, shape = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED[files.head]), PLAIN
     if shape is None and head is not None:
         shape = default_tree(head.config.algorithm, files.head, head.config.max_steps)
-    if shape is None and head is None and not config.ngram and jax.default_backend() == "cpu":
-        config, shape = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED), PLAIN
     shape = shape or default_tree(NGRAM if config.ngram else None)
     return LoadedModels(
         BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, shape, config, progress

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.serve_loading import sampling_defaults
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import PLAIN, TreeShape, names_of
 from jaxspec.engine.driver import EngineError, EngineThread
 from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import GenerationRequest, Update
@@ -53,21 +53,23 @@ class EngineSource:
 
     def _start(self, tree: TreeShape) -> None:
         """An engine with this tree and plain decoding, its programs compiled."""
-        self._say(f"compiling for {tree.name}: up to minutes at the first time, then seconds ...")
-        engine = replace(self._models, tree=tree).engine
+        models = replace(self._models, tree=tree)
+        self._say(f"compiling for {names_of(models.trees)}: up to minutes at the first time, then seconds ...")
+        engine = models.engine
         seconds = engine.warm_up(progress=sys.stderr.isatty())
         stats = engine.stats()
-        self._tree, self._room = tree, min(engine.context_length, stats.total_pages * stats.page_size)
+        self._tree, self._trees = tree, (*models.trees, PLAIN)
+        self._room = min(engine.context_length, stats.total_pages * stats.page_size)
         self._thread = EngineThread(engine)
         self._say(f"ready after {seconds:.1f} s")
 
     def about(self) -> dict[str, str]:
-        return {"model": self._models.name, "head": self._models.algorithm, "its tree": self._models.tree.name}
+        return {"model": self._models.name, "head": self._models.algorithm, "its tree": names_of(self._models.trees)}
 
     def prepare(self, tree: TreeShape | None) -> None:
-        """Every engine has plain decoding and one tree. Another tree is another engine, with the same weights."""
+        """Every engine has plain decoding and its own trees. Another tree is another engine, with the same weights."""
         tree = self._models.tree if tree is None else tree
-        if tree in (self._tree, PLAIN):
+        if tree in self._trees:
             return
         if self._models.algorithm == "NONE":
             raise ValueError("no draft head is loaded: start with --draft, and without --tree plain")

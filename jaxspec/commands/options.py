@@ -169,7 +169,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option(
             "--tree S/K/D",
             "the tree, or plain; S/K/D/H: n-grams beside a head of H levels "
-            "(default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16)",
+            "(default: 5/4/8; MTP 1/1/2; STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16; on CPUs for SmolLM2, and without "
+            "a head, the fastest of several)",
             type=tree,
         ),
         Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.draft_models import draft_kind
 from jaxspec.checkpoints.json_files import read_object
 from jaxspec.commands.flags import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
-from jaxspec.config import PLAIN
+from jaxspec.config import PLAIN, names_of
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import FROM_TEXT, SMOLLM2, SMOLLM2_SAMPLING, draft_path, model_directory
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
@@ -58,8 +58,9 @@ def read(arguments: ServerArguments) -> LoadedModels:
     options |= arguments.hub._asdict()
     logger.info("loading %s", arguments.model or "the built-in model")
     bars = arguments.shows_progress and sys.stderr.isatty()
+    draft = head if arguments.draft is None and arguments.algorithm is not None else arguments.draft  # a kind of head was asked for
     with warnings_in_log():
-        return load_models(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
+        return load_models(arguments.model, draft, arguments.tree, progress=bars, **options)
 
 
 @contextlib.contextmanager
@@ -76,8 +77,8 @@ def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
     engine, stats = models.engine, models.engine.stats()
     tree = f"{models.algorithm} draft tree {engine.tree}" if engine.tree.num_steps else "plain decoding"
-    if engine.tree == PLAIN and models.config.ngram:
-        tree += ", and n-gram drafts where the text repeats (--speculative-algorithm NONE turns them off)"
+    if engine.tree == PLAIN and engine.config.adaptive:
+        tree = f"{models.algorithm} drafts, the fastest of {names_of(models.trees)} (--speculative-algorithm NONE turns them off)"
     logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)

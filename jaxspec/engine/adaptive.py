@@ -42,6 +42,9 @@ OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
 """In verifications: the weight of a request's factor, and of its first guess, which is 1."""
 OF_TEXT, PROMISING = 1.2, 1.3
 """The first guess of trees that n-grams draft alone, and the accept length from which one without a known time is tried."""
+FIRST_TRY = 100
+"""Cycles of plain decoding before a head's tree without a known time is tried: where programs compile at their first use, one that
+a short text would hardly use must not hold it up."""
 RARER = 10
 """How much longer these wait for a probe."""
 LEAST = 0.05
@@ -161,10 +164,12 @@ class AdaptiveTrees:
         return tree
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:
-        """Cycles out of use after which the only other tree is probed: none before the first time, and more the further it is
-        behind, as it is then unlikelier to have become the best."""
+        """Cycles out of use after which the only other tree is probed: more the further it is behind, as it is then unlikelier to
+        have become the best."""
         if (tree, bucket) not in self._times:
-            return math.inf if tree in self._of_text and expected < PROMISING else 0.0
+            if tree in self._of_text:
+                return 0.0 if expected >= PROMISING else math.inf
+            return FIRST_TRY if self._current == PLAIN else 0.0
         patience = PATIENCE * (RARER if tree in self._of_text else 1)
         if tree not in rates or self._current not in rates:
             return patience

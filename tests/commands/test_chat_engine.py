@@ -52,6 +52,10 @@ class FakeModels:
     engines: list[WarmEngine] = field(default_factory=list)
 
     @property
+    def trees(self) -> tuple[TreeShape, ...]:
+        return (self.tree,)
+
+    @property
     def engine(self) -> WarmEngine:
         self.made.append(self.tree)
         self.engines.append(WarmEngine())

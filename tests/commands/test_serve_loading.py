@@ -153,16 +153,33 @@ def test_without_a_head_a_cpu_uses_n_grams_where_they_pay_and_starts_with_plain_
         models = load(arguments(places, "target"))
         plain = load(arguments(places, "target", None, "--speculative-algorithm NONE"))
     unasked, turned_off = (record.message for record in caplog.records if record.message.startswith("model "))
-    assert "plain decoding, and n-gram drafts where the text repeats (--speculative-algorithm NONE" in unasked
+    assert "NGRAM drafts, the fastest of plain, 7/4/8, 3/1/4 (--speculative-algorithm NONE" in unasked
     assert turned_off.endswith("plain decoding")
-    assert models.engine.trees.own == (PLAIN, *UNASKED) and plain.engine.trees.own == (PLAIN,)
+    assert models.engine.trees.own == (PLAIN, *UNASKED[None]) and plain.engine.trees.own == (PLAIN,)
     assert models.algorithm == "NGRAM" and models.config.adaptive and not plain.config.ngram
     assert models.engine.runner.table.first() == plain.engine.runner.table.first()
     later = models.engine.runner.table.next_after_start()
-    assert {program.tree for program in later if isinstance(program, CycleProgram)} == {PLAIN, *UNASKED}
+    assert {program.tree for program in later if isinstance(program, CycleProgram)} == {PLAIN, *UNASKED[None]}
     assert load_models(places["target"], tree="3/1/4", ngram=True).config.adaptive is False, "who asks gets what was asked for"
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     assert not load_models(places["target"]).config.ngram
+
+
+def test_a_head_that_measured_slower_than_plain_decoding_is_tried_beside_it_unless_it_was_asked_for(places, caplog, monkeypatch):
+    """As SmolLM2's from 4-bit blocks on CPUs."""
+    monkeypatch.setitem(UNASKED, places["eagle3"], (TREE, TREE.limited(0)))
+    monkeypatch.setattr("jaxspec.defaults.own_head", lambda target: places["eagle3"])
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        models = load(arguments(places, "target"))
+    assert models.engine.trees.own == (PLAIN, TREE, TREE.limited(0)) and models.algorithm == "EAGLE3 + NGRAM"
+    assert "EAGLE3 + NGRAM drafts, the fastest of plain, 2/1/3, 2/1/3/0 (" in caplog.text
+    assert {program.tree for program in models.engine.runner.table.first() if isinstance(program, CycleProgram)} == {PLAIN}
+    for more in ("--speculative-algorithm EAGLE3", "--speculative-accept-threshold-single 0.5", "--speculative-adaptive"):
+        asked = load(arguments(places, "target", more=more))
+        assert asked.tree == TreeShape() and not asked.config.ngram, more
+    assert load_models(places["target"], places["eagle3"]).tree == TreeShape()
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert load_models(places["target"]).tree == TreeShape()
 
 
 def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):

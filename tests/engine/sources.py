@@ -162,7 +162,7 @@ SOURCES = {
     "n-grams": Source("n-grams", "7/4/8 4/1/5 5/4/16", None, NGRAMS),
     "n-grams, shared": Source("n-grams", "7/4/8 3/2/5", None, SHARED),
     "n-grams, adaptive": Source("n-grams", "7/4/8", None, NGRAMS | ADAPTIVE),
-    "n-grams beside plain decoding": Source("n-grams", "plain", None, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED}),
+    "n-grams beside plain decoding": Source("n-grams", "plain", None, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED[None]}),
     "nothing": Source("none", "plain"),
     "EAGLE": Source("EAGLE", "3/2/5 2/1/3", lambda target: random_eagle(target.config)),
     "EAGLE-3": Source("EAGLE-3", "3/2/5 4/1/5 5/4/16", eagle3),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.adaptive import PROBE_CYCLES, AdaptiveTrees, DraftFactors
+from jaxspec.engine.adaptive import FIRST_TRY, PROBE_CYCLES, AdaptiveTrees, DraftFactors
 
 PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -345,6 +345,11 @@ def test_a_new_batch_size_decides_at_once():
 def test_an_unknown_tree_is_tried_once_even_if_no_time_ever_arrives():
     controller = AdaptiveTrees((CHAIN, PLAIN))
     assert [controller.choose(4) for _ in range(300)] == [PLAIN] * PROBE_CYCLES + [CHAIN] * (300 - PROBE_CYCLES)
+
+
+def test_a_text_that_begins_with_plain_decoding_tries_a_heads_tree_only_if_it_is_long():
+    controller = AdaptiveTrees((PLAIN, CHAIN))
+    assert [controller.choose(1) for _ in range(FIRST_TRY + 1)] == [PLAIN] * FIRST_TRY + [CHAIN]
 
 
 def test_a_new_batch_size_ends_a_probe():
