@@ -113,8 +113,9 @@ class ProgramTable:
         """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
         request, as first requests often come alone and gain most from a smaller program, what the first request under a grammar
         would wait for, and the largest of every tree."""
-        alone = [next(self.cycles(1, tree)) for tree in self.own]
-        return [*alone, *self.under_masks(self.own[0]), *(program for tree in self.trees for program in self.largest(tree))]
+        first, *others = [next(self.cycles(1, tree)) for tree in self.own]
+        largest = [program for tree in self.trees for program in self.largest(tree)]
+        return [first, *self.under_masks(self.own[0]), *next(self.halves(1, self.own[0])), *others, *largest]
 
     def largest_of_all(self) -> list[Program]:
         """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
@@ -151,6 +152,11 @@ class ProgramTable:
         *_, largest = self.halves(1, tree)
         return [PrefillProgram(self.chunks[-1], self.pages, masked=True, scores=scores), *largest]
 
+    def later_under_masks(self, tree: TreeShape) -> list[Program]:
+        """Those without which it does not run with a tree other than the engine's first choice: for one request alone, too, which
+        the largest would slow down more than the tree gains."""
+        return [*self.under_masks(tree), *next(self.halves(1, tree))]
+
     def prefills(self, tokens: int, *, masked: bool = False, scores: bool = False) -> Iterator[PrefillProgram]:
         """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `halves`."""
         return (PrefillProgram(chunk, self.pages, 1, masked, scores) for chunk in self.chunks if chunk >= tokens)
@@ -169,7 +175,8 @@ class ProgramTable:
         trees = tuple(tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
         own = [tree for tree in self.own if tree in trees]
         usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in own))
-        in_two = tuple(tree for tree in self.trees if all(map(can_launch, self.under_masks(tree))))
+        needed = {tree: self.under_masks(tree) if tree in self.own[:1] else self.later_under_masks(tree) for tree in self.trees}
+        in_two = tuple(tree for tree, programs in needed.items() if all(map(can_launch, programs)))
         return Ready(tuple(usable) or self.batches[-1:], trees, in_two)
 
     def _place(self, program: Program) -> int:

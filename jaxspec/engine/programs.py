@@ -139,12 +139,12 @@ class Programs:
             self._asked[program] = place
             self._queue.put((place, next(self._numbers), program))
 
-    def require(self, program: Program) -> None:
+    def require(self, program: Program, place: int = URGENT) -> None:
         """Asks for a program in whose place no other can run: it compiles before those that only make others faster. Starts the
         compiler if there is none."""
         if not self.can_launch(program):
             self.start_compiler()
-            self.ask_for(program, URGENT)
+            self.ask_for(program, place)
 
     def ask_for_more(self) -> None:
         """Compiles in the background, beside requests, what no start waits for. Starts the compiler if there is none."""

@@ -43,7 +43,7 @@ from jaxspec.engine.output import Emitted
 from jaxspec.engine.placed import Placed, PlacedInputs, leaves_to_send
 from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
-from jaxspec.engine.programs import ProgramError, Programs
+from jaxspec.engine.programs import LATER, ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
@@ -228,17 +228,18 @@ class Runner:
         probabilities and grammars need. Any size serves a smaller launch, so the largest is enough."""
         scores, masked = request.params.prompt_logprobs is not None, request.matcher is not None
         needed: list[Program] = []
+        others: list[TreeShape] = []
         if scores:
             *_, largest = self.programs.table.prefills(1, scores=True)
             needed.append(largest)
         if masked:
             first, *others = dict.fromkeys((*self.programs.table.own, *(() if request.tree is None else (request.tree,))))
             needed += self.programs.table.under_masks(first, scores=scores)
-            for program in itertools.chain.from_iterable(map(self.programs.table.under_masks, others)):
-                self.programs.require(program)  # its trees are used when their programs are there
         missing = [program for program in needed if not self.programs.can_launch(program)]
         for program in missing:
             self.programs.require(program)
+        for program in itertools.chain.from_iterable(map(self.programs.table.later_under_masks, others)):
+            self.programs.require(program, LATER)  # its trees are used when their programs are there
         return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:

@@ -62,8 +62,9 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
 def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_what_a_grammar_needs():
     table = table_of()
     masked = [PrefillProgram(256, 64, masked=True), ProposeProgram(8, 64, TREE), SettleProgram(8, 64, TREE, True)]
+    alone = [ProposeProgram(1, 64, TREE), SettleProgram(1, 64, TREE, True)]
     large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
-    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *masked, *large]
+    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *masked, *alone, *large]
 
 
 def test_small_programs_come_before_large_ones():
