@@ -15,7 +15,7 @@ from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import Verified, accept, choose_tokens, report
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 LOGPROB_BLOCK = 16
 """Prompt log probabilities compute the logits of this many tokens at a time."""
@@ -38,20 +38,17 @@ class Chunk(NamedTuple):
 
 
 @jax.named_scope("prefill")
-def prefill(
-    models: Models, state: State, chunk: Chunk, *, masks: UInt[Array, "b 1 words"] | None = None, scores: bool = False
-) -> ProgramOutput:
+def prefill(models: Models, state: State, chunk: Chunk, *, scores: bool = False) -> ProgramOutput:
     """Commits the chunk to the target's cache, and the drafter absorbs it. After the last chunk the target holds slots 0 .. L-1 and
     a head up to L.
 
-    The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted, one of
-    those that `masks` allow (as in settle). `scores`: the output has the prompt's log probabilities. No sequence sees another:
-    what one of them reads, no other may write.
+    The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted. `scores`:
+    the output has the prompt's log probabilities. No sequence sees another: what one of them reads, no other may write.
     """
     batch, metadata = batch_of(state, chunk), metadata_of(chunk)
     out = models.target(chunk.tokens, metadata, state.cache, models.drafter.capture)
     tree, logits = root_only(last(chunk.tokens, chunk.size)), models.target.logits(last(out.hidden, chunk.size)[:, None])
-    verified = Verified(choose_tokens(state, batch, tree, logits, masks=masks), logits, out.features, out.window)
+    verified = Verified(choose_tokens(state, batch, tree, logits), logits, out.features, out.window)
     accepted = accept(tree, verified.target_tokens, batch, num_steps=0)
     state = commit_chunk(state, chunk, metadata.positions, out.window)
     state = absorb_chunk(models, state, batch, chunk, features_of(models, out.features), accepted.tokens)

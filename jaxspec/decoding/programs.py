@@ -20,9 +20,9 @@ from jaxspec.decoding.extend import catch_up
 from jaxspec.decoding.prefill import Chunk, prefill
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import neutral_settings, settings_row
-from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather
+from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather, mask
 from jaxspec.decoding.tree import tree_of
-from jaxspec.typing import Array, Int
+from jaxspec.typing import Array, Bool, Int, UInt
 
 Rows, PageTable = Int[Array, " b"], Int[Array, "b p"]
 type Inputs = tuple[Any, ...]
@@ -166,7 +166,7 @@ class SettleProgram(TreeProgram):
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))
-        masks = uint32(self.batch, self.tree.num_draft_tokens, words(state)) if self.masked else None
+        masks = uint32(self.batch, self.tree.num_draft_tokens, state.masks.shape[1]) if self.masked else None
         return *super().inputs(state, output_of), Settlement.of(proposed.proposal, masks)
 
     def __str__(self) -> str:
@@ -193,8 +193,6 @@ class PrefillProgram:
     chunk: int
     pages: int
     batch: int = 1
-    masked: bool = False
-    """It takes masks of the first tokens [batch, 1, words], which are known before the launch."""
     scores: bool = False
     """It computes the log probabilities of the prompt."""
 
@@ -204,27 +202,23 @@ class PrefillProgram:
 
     @property
     def kind(self) -> Hashable:
-        return type(self), self.masked, self.scores
+        return type(self), self.scores
 
-    def run(
-        self, models: Models, state: State, chunk: Chunk, masks: Any = None, *, thresholds: Thresholds | None = None
-    ) -> ProgramOutput:  # fmt: skip
-        return prefill(models, state, chunk, masks=masks, scores=self.scores)
+    def run(self, models: Models, state: State, chunk: Chunk, *, thresholds: Thresholds | None = None) -> ProgramOutput:
+        return prefill(models, state, chunk, scores=self.scores)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         each, is_last = int32(self.batch), jax.ShapeDtypeStruct((self.batch,), jnp.bool_)
         table, tokens = int32(self.batch, self.pages), int32(self.batch, self.chunk)
-        chunk = Chunk(each, table, tokens, each, each, each, is_last)  # type: ignore[arg-type]
-        return (chunk, uint32(self.batch, 1, words(state))) if self.masked else (chunk,)
+        return (Chunk(each, table, tokens, each, each, each, is_last),)  # type: ignore[arg-type]
 
     def idle(self, row: int, inputs: Inputs) -> Inputs:
-        chunk, *others = zeros(inputs)
-        return chunk._replace(row=np.full(self.batch, row, np.int32)), *others
+        (chunk,) = zeros(inputs)
+        return (chunk._replace(row=np.full(self.batch, row, np.int32)),)
 
     def __str__(self) -> str:
         several = f"{self.batch} x " if self.batch > 1 else ""
-        asked = [name for name, is_so in (("masks", self.masked), ("prompt log probabilities", self.scores)) if is_so]
-        return f"prefill {several}{self.chunk} tokens{' with ' if asked else ''}{' and '.join(asked)}"
+        return f"prefill {several}{self.chunk} tokens{' with prompt log probabilities' if self.scores else ''}"
 
 
 class RowProgram:
@@ -258,6 +252,32 @@ class AdmitProgram(RowProgram):
 
 
 @dataclass(frozen=True)
+class MaskProgram(RowProgram):
+    """Sets the mask of one row, or ends it."""
+
+    def run(
+        self,
+        models: Models,
+        state: State,
+        rows: Rows,
+        masks: UInt[Array, "b words"],
+        masked: Bool[Array, " b"],
+        *,
+        thresholds: Thresholds | None = None,
+    ) -> State:
+        return mask(state, rows, masks, masked)
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        return int32(1), uint32(1, state.masks.shape[1]), jax.ShapeDtypeStruct((1,), jnp.bool_)
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        return np.full(1, row, np.int32), *zeros(inputs[1:])
+
+    def __str__(self) -> str:
+        return "mask"
+
+
+@dataclass(frozen=True)
 class LendProgram(RowProgram):
     """Gives one row a stretch of another request's text (decoding/ngram.py)."""
 
@@ -286,11 +306,6 @@ def int32(*shape: int) -> Any:
 def uint32(*shape: int) -> Any:
     """An abstract array."""
     return jax.ShapeDtypeStruct(shape, jnp.uint32)
-
-
-def words(state: State) -> int:
-    """32-bit words of a mask over the vocabulary."""
-    return -(-state.bias.shape[1] // 32)
 
 
 def zeros(inputs: Any) -> Any:

@@ -24,7 +24,7 @@ class SamplingKind(IntEnum):
     FILTERED = 2
     """With top_k, top_p or min_p."""
     ADJUSTED = 3
-    """With penalties, bias, min_tokens, bad or allowed tokens, and perhaps filters."""
+    """With penalties, bias, min_tokens, bad or allowed tokens, or a mask, and perhaps filters."""
 
     @classmethod
     def of(cls, params: SamplingParams) -> "SamplingKind":
@@ -66,6 +66,8 @@ class Settings(NamedTuple):
     stop_tokens: Int[Array, "r stops"] = neutral([-1] * MAX_STOP_TOKENS, np.int32)
     """Token ids that end the sequence; unused entries are -1."""
     wants_logprobs: Bool[Array, " r"] = neutral(False, np.bool_)
+    masked: Bool[Array, " r"] = neutral(False, np.bool_)
+    """The next program emits one token, which is among State.masks: what may follow drafts is not known."""
 
 
 def packed(settings: Settings) -> Int[Array, "r words"]:
@@ -88,8 +90,9 @@ def unpacked(words: Int[Array, "r words"]) -> Settings:
 
 
 def highest_kind(settings: Settings, active: Bool[Array, " r"]) -> Int[Array, ""]:
-    """The highest SamplingKind among the active rows."""
-    return jnp.max(jnp.where(active, settings.kind, SamplingKind.GREEDY))
+    """The highest SamplingKind among the active rows; masks are adjustments."""
+    kinds = jnp.where(settings.masked, SamplingKind.ADJUSTED, settings.kind)
+    return jnp.max(jnp.where(active, kinds, SamplingKind.GREEDY))
 
 
 def divisor(settings: Settings) -> Float[Array, "b 1 1"]:

@@ -12,7 +12,7 @@ from jaxspec.config import FP8, ModelConfig
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings, neutral_settings, packed, unpacked
 from jaxspec.models.sharing import Shares
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 
 class Sequences(NamedTuple):
@@ -94,6 +94,8 @@ class State(NamedTuple):
     """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]
     """Added to the logits: logit_bias, and -inf for banned tokens. Zeros if the request has neither."""
+    masks: UInt[Array, "r words"]
+    """A bit for each token that may come next (verify.unpack), of rows whose settings are `masked`."""
     features: Features
     draft: Any
     """The drafter's own (Drafter.empty), which nothing else reads. If it has pages, they are numbered as the target's: one page
@@ -188,6 +190,7 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
         settings=packed(neutral_settings(rows)),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, target.vocab_size), jnp.float32),
+        masks=jnp.zeros((rows, words_of(target.vocab_size)), jnp.uint32),
         features=Features(
             last=jnp.zeros((rows, feature_size), sizes.dtype),
             lag=jnp.zeros(rows, jnp.int32),
@@ -195,6 +198,11 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
         ),
         draft=draft,
     )
+
+
+def words_of(vocab_size: int) -> int:
+    """32-bit words of a mask over the vocabulary."""
+    return -(-vocab_size // 32)
 
 
 def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
@@ -224,6 +232,12 @@ def admit(state: State, admission: Admission) -> State:
         history=state.history.at[rows].set(admission.tokens),
         bias=state.bias.at[rows].set(admission.bias),
     )
+
+
+def mask(state: State, rows: Int[Array, " b"], masks: UInt[Array, "b words"], masked: Bool[Array, " b"]) -> State:
+    """Sets the masks of these rows, or ends them where `masked` is False."""
+    settings = unpacked(state.settings[rows])._replace(masked=masked)
+    return state._replace(settings=state.settings.at[rows].set(packed(settings)), masks=state.masks.at[rows].set(masks))
 
 
 def last(values: Array, count: Int[Array, " b"]) -> Array:

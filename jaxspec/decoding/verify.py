@@ -74,7 +74,8 @@ def choose_tokens(
     thresholds: Thresholds | None = None,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Int[Array, "b n"]:
-    """The target's own token after every node, as the settings of each sequence ask, among those that its mask allows."""
+    """The target's own token after every node, as the settings of each sequence ask, among those that its mask allows: a mask for
+    each node (`masks`), or that of the sequence, which holds behind the root (State.masks)."""
     if masks is not None:
         logits = jnp.where(unpack(masks, logits.shape[-1]), logits, -jnp.inf)
     sequences = batch.sequences
@@ -83,6 +84,8 @@ def choose_tokens(
 
     def adjust(logits: Float[Array, "b n v"], nodes: slice = ALL) -> Float[Array, "b n v"]:
         context = tree_context(state.history[batch.rows], sequences.length, tree, nodes)
+        allowed = unpack(state.masks[batch.rows][:, None], logits.shape[-1]) | ~batch.settings.masked[:, None, None]
+        logits = jnp.where(allowed, logits, -jnp.inf)
         return adjust_logits(logits, positions[:, nodes], context, batch.settings, state.bias[batch.rows])
 
     if thresholds is None:
@@ -103,7 +106,8 @@ def unpack(masks: UInt[Array, "b n words"], vocab_size: int) -> Bool[Array, "b n
 
 @jax.named_scope("accept")
 def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps: int) -> Accepted:
-    """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget.
+    """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget, and behind the
+    root if the settings are `masked`.
 
     A node is accepted if it and each of its ancestors is the target's token after its parent. Siblings have different tokens, so at
     most one node per level is accepted.
@@ -111,7 +115,7 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
-    accepted = jnp.max(jnp.where(on_walk, tree.depth, 0), -1)
+    accepted = jnp.where(batch.settings.masked, 0, jnp.max(jnp.where(on_walk, tree.depth, 0), -1))
     columns = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == columns[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(target_tokens, path, 1)

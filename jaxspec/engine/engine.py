@@ -18,11 +18,11 @@ from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
 from jaxspec.engine.request import GenerationRequest, Limits, Request, Status, Update
-from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start
+from jaxspec.engine.runner import DEFAULT_START, Half, RootMasked, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.text_store import Lending, TextStore
-from jaxspec.engine.trees import TreeChoice
+from jaxspec.engine.trees import Masks, TreeChoice
 from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
@@ -238,8 +238,8 @@ class Engine:
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
-        launched, halves = self._launch(plan)
-        self._read([*launched, *self._settle(halves, launched)])
+        launched, unmasked = self._launch(plan)
+        self._read([*launched, *self._launch_masked(unmasked, launched)])
 
     def overlapped_step(self) -> None:
         """Plans, launches, and reads the results of the previous step while the device works.
@@ -249,23 +249,24 @@ class Engine:
         under grammars are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
-        before, (self._launched, halves) = self._launched, self._launch(plan)
+        before, (self._launched, unmasked) = self._launched, self._launch(plan)
         self._read(before)
-        if halves:
-            self._launched += self._settle(halves, self._launched)
+        if unmasked:
+            self._launched += self._launch_masked(unmasked, self._launched)
 
-    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
-        """Launches cycles, then prefills. Returns the programs that have a result to read, and the first halves of the cycles under
-        grammars, which come first."""
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | RootMasked]]:
+        """Launches cycles, then prefills. Returns the programs that have a result to read, and the cycles under grammars, of which
+        at most the first halves were launched, before all others."""
         launched: list[Launched] = []
-        halves: list[Half] = []
+        unmasked: list[Half | RootMasked] = []
         cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
-        for cycle in sorted(cycles, key=lambda cycle: not cycle.in_two):
+        for cycle in sorted(cycles, key=lambda cycle: cycle.masks is Masks.NONE):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
-                if cycle.in_two:
-                    halves.append(self.runner.launch_proposal(cycle.requests, cycle.tree))
+                if cycle.masks is not Masks.NONE:
+                    begin = self.runner.launch_proposal if cycle.masks is Masks.OF_NODES else self.runner.root_masked
+                    unmasked.append(begin(cycle.requests, cycle.tree))
                     continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
             except Exception as error:
@@ -283,8 +284,8 @@ class Engine:
                     except Exception as error:
                         raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                mask = None if chunks[0].request.matcher is None else self.masking.first_mask(chunks)
-                program = self.runner.launch_prefill(chunks, mask)
+                self.masking.launch_masks(chunk.request for chunk in chunks if chunk.is_last)
+                program = self.runner.launch_prefill(chunks)
             except Exception as error:
                 raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
             self.recovery.unreported += [request for request in requests if request not in program.requests]
@@ -295,16 +296,16 @@ class Engine:
                     chunk.request.launched_at = self.clock()
                 self.counts.prefilled_tokens += chunk.size
         mark_in_flight(launched)
-        return launched, halves
+        return launched, unmasked
 
-    def _settle(self, halves: list[Half], before: list[Launched]) -> list[Launched]:
-        """Launches the second halves of cycles under grammars. `before`: what was launched and not read."""
+    def _launch_masked(self, unmasked: list[Half | RootMasked], before: list[Launched]) -> list[Launched]:
+        """Launches what is left of cycles under grammars. `before`: what was launched and not read."""
         launched: list[Launched] = []
-        for half in halves:
+        for cycle in unmasked:
             try:
-                program = self.masking.launch_settlement(half, self.output.fail)
+                program = self.masking.launch(cycle, self.output.fail)
             except Exception as error:
-                raise self.recovery.failed_launch(half.requests, [*before, *launched]) from error
+                raise self.recovery.failed_launch(cycle.requests, [*before, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
         mark_in_flight(launched)

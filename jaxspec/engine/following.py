@@ -22,6 +22,7 @@ from jaxspec.decoding.programs import (
     CatchUpProgram,
     CycleProgram,
     LendProgram,
+    MaskProgram,
     PrefillProgram,
     Program,
     ProposeProgram,
@@ -34,9 +35,9 @@ from jaxspec.engine.relay import relay
 from jaxspec.engine.runner import Runner
 from jaxspec.version import own_version
 
+OF_ROWS = AdmitProgram, LendProgram, MaskProgram
 PROGRAMS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (AdmitProgram, CatchUpProgram, CycleProgram, LendProgram, PrefillProgram, ProposeProgram, SettleProgram)
+    kind.__name__: kind for kind in (*OF_ROWS, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram)
 }
 """All kinds of programs."""
 

@@ -1,6 +1,10 @@
-"""Requests under grammars in the engine: their matchers, and the masks of their first tokens and of their cycles."""
+"""Requests under grammars in the engine: their matchers, and the masks of their first tokens and of their cycles.
 
-from collections.abc import Callable, Sequence
+A cycle whose halves are compiled has masks for all nodes of its tree. Until then the ordinary program runs, with a mask for each
+row: one token per cycle, and no request waits for a compiler.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -8,8 +12,7 @@ from jaxspec.decoding.programs import Settlement
 from jaxspec.decoding.tree import Candidates
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.request import Request, Status
-from jaxspec.engine.runner import Half, Runner
-from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.engine.runner import Half, RootMasked, Runner
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, Matcher
@@ -30,14 +33,22 @@ class Masking:
             return None
         return self._grammars.matcher(params.constraint, Bans(stop_token_ids, params.bad_token_ids, params.allowed_token_ids))
 
-    def first_mask(self, chunks: Sequence[PrefillChunk]) -> np.ndarray | None:
-        """The mask [1, 1, words] of the token after a prompt under a grammar, whose last chunk runs alone; None: any token may
-        follow."""
-        request, is_last = chunks[0].request, chunks[0].is_last
-        return request.matcher.step.words[None, None] if request.matcher is not None and is_last else None
+    def launch_masks(self, requests: Iterable[Request]) -> None:
+        """Of the tokens behind the texts of these requests, of which some have grammars."""
+        for request in requests:
+            if request.matcher is not None and request.status is not Status.FINISHED:
+                self._runner.launch_mask(request, request.matcher.step.words)
 
-    def launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
-        """Waits for the trees, makes their masks and starts the second half. `fail` ends requests whose matcher fails."""
+    def launch(self, cycle: Half | RootMasked, fail: Callable[[Request, Exception], None]) -> Launched:
+        """Makes the masks and starts what is left of the cycle. The texts before it were read. `fail` ends requests whose matcher
+        fails."""
+        if isinstance(cycle, Half):
+            return self._launch_settlement(cycle, fail)
+        self.launch_masks(cycle.requests)
+        return self._runner.launch_root_masked(cycle)
+
+    def _launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
+        """Waits for the trees, makes their masks and starts the second half."""
         drafted = drafted_nodes(half)
         matchers = [request.matcher if request.status is not Status.FINISHED else None for request in half.requests]
         with self._time:

@@ -32,16 +32,14 @@ class Group:
 
 def grouped(chunks: Sequence[PrefillChunk], table: ProgramTable, page_size: int) -> list[list[PrefillChunk]]:
     """The chunks of a step in groups that fit into one program each, in an order in which they may be launched: after all that they
-    depend on. Prompts whose log probabilities are wanted are alone, and ends of prompts under grammars. In a group those come first
-    that are their prompts' last.
+    depend on. Prompts whose log probabilities are wanted are alone. In a group those come first that are their prompts' last.
 
     In:  chunks of 10, 50, 12 and 16 tokens, programs for 16 and 64; the fourth begins with pages that the first writes
     Out: [10, 12], [50], [16]
     """
     groups: list[Group] = []
     for chunk in chunks:
-        program, request = table.prefill_together(chunk.size), chunk.request
-        is_alone = request.params.prompt_logprobs is not None or (chunk.is_last and request.matcher is not None)
+        program, is_alone = table.prefill_together(chunk.size), chunk.request.params.prompt_logprobs is not None
         end = chunk.first_slot + chunk.size + chunk.is_last  # a head also writes the slot of the token that is emitted
         touched = chunk.pages[: -(-end // page_size)]
         written = touched[chunk.cached // page_size :]

@@ -10,6 +10,7 @@ from jaxspec.decoding.programs import (
     CatchUpProgram,
     CycleProgram,
     LendProgram,
+    MaskProgram,
     PrefillProgram,
     Program,
     ProposeProgram,
@@ -29,7 +30,7 @@ class Ready(NamedTuple):
     trees: tuple[TreeShape, ...]
     """The trees whose programs are there."""
     in_two: tuple[TreeShape, ...]
-    """The trees whose cycles can run in two programs, under masks."""
+    """The trees whose cycles can run in two programs, under masks of all nodes."""
 
 
 class ProgramCount(NamedTuple):
@@ -111,11 +112,11 @@ class ProgramTable:
 
     def next_after_start(self) -> list[Program]:
         """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
-        request, as first requests often come alone and gain most from a smaller program, what the first request under a grammar
-        would wait for, and the largest of every tree."""
+        request, as first requests often come alone and gain most from a smaller program, those that first requests under grammars
+        gain from, and the largest of every tree."""
         first, *others = [next(self.cycles(1, tree)) for tree in self.own]
         largest = [program for tree in self.trees for program in self.largest(tree)]
-        return [first, *self.under_masks(self.own[0]), *next(self.halves(1, self.own[0])), *others, *largest]
+        return [first, *self.under_masks(self.own[0]), *others, *largest]
 
     def largest_of_all(self) -> list[Program]:
         """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
@@ -127,7 +128,7 @@ class ProgramTable:
 
     def _for_rows(self) -> list[Program]:
         """Those that set a row up."""
-        return [AdmitProgram(), *([LendProgram(self.lent)] if self.lent else [])]
+        return [AdmitProgram(), MaskProgram(), *([LendProgram(self.lent)] if self.lent else [])]
 
     def largest(self, tree: TreeShape) -> list[Program]:
         """The programs without which a tree can't be used, each in its largest size."""
@@ -142,24 +143,21 @@ class ProgramTable:
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
     def halves(self, requests: int, tree: TreeShape, *, masked: bool = True) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
-        """Both halves of cycles for this many requests. No start waits for them: they compile in the background
-        (`next_after_start`), or when a request under a grammar asks for them, which runs when they are there."""
+        """Both halves of cycles for this many requests. Neither a start nor a request waits for them: they compile in the
+        background (`next_after_start`), or when a request under a grammar asks for them, which gets one token per cycle
+        meanwhile."""
         sizes = (cycle.batch for cycle in self.cycles(requests, tree))
         return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
 
-    def under_masks(self, tree: TreeShape, *, scores: bool = False) -> list[Program]:
-        """The programs that a request under a grammar needs to run with this tree, each in its largest size."""
-        *_, largest = self.halves(1, tree)
-        return [PrefillProgram(self.chunks[-1], self.pages, masked=True, scores=scores), *largest]
+    def under_masks(self, tree: TreeShape) -> list[Program]:
+        """The halves without which requests under grammars don't run with this tree: the largest, and those for one request alone,
+        which the largest would slow down more than the tree gains."""
+        halves = list(self.halves(1, tree))
+        return list(dict.fromkeys([*halves[0], *halves[-1]]))
 
-    def later_under_masks(self, tree: TreeShape) -> list[Program]:
-        """Those without which it does not run with a tree other than the engine's first choice: for one request alone, too, which
-        the largest would slow down more than the tree gains."""
-        return [*self.under_masks(tree), *next(self.halves(1, tree))]
-
-    def prefills(self, tokens: int, *, masked: bool = False, scores: bool = False) -> Iterator[PrefillProgram]:
-        """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `halves`."""
-        return (PrefillProgram(chunk, self.pages, 1, masked, scores) for chunk in self.chunks if chunk >= tokens)
+    def prefills(self, tokens: int, *, scores: bool = False) -> Iterator[PrefillProgram]:
+        """Prefills for a chunk of this many tokens. No start compiles those with log probabilities: who asks for them waits."""
+        return (PrefillProgram(chunk, self.pages, 1, scores) for chunk in self.chunks if chunk >= tokens)
 
     def prefill_together(self, tokens: int) -> PrefillProgram:
         """The prefill of several prompts, for chunks of this many tokens; the largest is for one."""
@@ -175,8 +173,7 @@ class ProgramTable:
         trees = tuple(tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
         own = [tree for tree in self.own if tree in trees]
         usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in own))
-        needed = {tree: self.under_masks(tree) if tree in self.own[:1] else self.later_under_masks(tree) for tree in self.trees}
-        in_two = tuple(tree for tree, programs in needed.items() if all(map(can_launch, programs)))
+        in_two = tuple(tree for tree in self.trees if all(map(can_launch, self.under_masks(tree))))
         return Ready(tuple(usable) or self.batches[-1:], trees, in_two)
 
     def _place(self, program: Program) -> int:

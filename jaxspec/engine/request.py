@@ -143,7 +143,8 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """One request. The scheduler changes status, row, held, prefilled and cached_tokens; the engine the fields after these."""
+    """One request. The scheduler changes status, row, held, prefilled and cached_tokens; the runner is_masked; the engine the
+    fields after these."""
 
     id: str
     asked: GenerationRequest
@@ -164,6 +165,8 @@ class Request:
     status: Status = Status.WAITING
     row: int = -1
     """Its row of the device state while it prefills or runs."""
+    is_masked: bool = False
+    """The row has a mask (Runner.launch_mask)."""
     held: HeldPages = field(default_factory=HeldPages)
     prefilled: int = 0
     """Tokens whose keys the launched prefill chunks have committed, cached ones included."""

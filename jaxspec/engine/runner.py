@@ -19,12 +19,13 @@ from jaxspec.decoding.programs import (
     CatchUpProgram,
     CycleProgram,
     LendProgram,
+    MaskProgram,
     Program,
     ProposeProgram,
     Settlement,
     SettleProgram,
 )
-from jaxspec.decoding.state import Sizes, State
+from jaxspec.decoding.state import Sizes, State, words_of
 from jaxspec.engine.device_state import (
     Merger,
     admission,
@@ -66,6 +67,15 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
+
+
+class RootMasked(NamedTuple):
+    """A cycle under grammars in one program, launched once the masks of the roots are known: one token for each request."""
+
+    requests: list[Request]
+    program: CycleProgram
+    rows: Placed
+    page_table: Placed
 
 
 class Half(NamedTuple):
@@ -218,6 +228,14 @@ class Runner:
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
         self.run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self.no_bias))
+        request.is_masked = False
+
+    def launch_mask(self, request: Request, mask: np.ndarray | None) -> None:
+        """The next program of the request emits one token, of those that this mask [words] allows. None: no mask any more."""
+        if mask is not None or request.is_masked:
+            words = np.zeros(words_of(self._vocab_size), np.uint32) if mask is None else mask
+            self.run(MaskProgram(), np.array([request.row], np.int32), words[None], np.array([mask is not None]))
+            request.is_masked = mask is not None
 
     def launch_lend(self, request: Request, stretch: np.ndarray) -> None:
         """Lends the request's row a stretch of another text."""
@@ -225,22 +243,19 @@ class Runner:
 
     def program_to_wait_for(self, request: Request) -> Program | None:
         """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
-        probabilities and grammars need. Any size serves a smaller launch, so the largest is enough."""
-        scores, masked = request.params.prompt_logprobs is not None, request.matcher is not None
-        needed: list[Program] = []
-        others: list[TreeShape] = []
-        if scores:
-            *_, largest = self.programs.table.prefills(1, scores=True)
-            needed.append(largest)
-        if masked:
+        probabilities need. Any size serves a smaller launch, so the largest is enough. For a request under a grammar this also asks
+        for what makes it faster."""
+        if request.matcher is not None:
             first, *others = dict.fromkeys((*self.programs.table.own, *(() if request.tree is None else (request.tree,))))
-            needed += self.programs.table.under_masks(first, scores=scores)
-        missing = [program for program in needed if not self.programs.can_launch(program)]
-        for program in missing:
-            self.programs.require(program)
-        for program in itertools.chain.from_iterable(map(self.programs.table.later_under_masks, others)):
-            self.programs.require(program, LATER)  # its trees are used when their programs are there
-        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
+            for program in self.programs.table.under_masks(first):
+                self.programs.require(program)
+            for program in itertools.chain.from_iterable(map(self.programs.table.under_masks, others)):
+                self.programs.require(program, LATER)
+        if request.params.prompt_logprobs is None:
+            return None
+        *_, needed = self.programs.table.prefills(1, scores=True)
+        self.programs.require(needed)
+        return None if self.programs.can_launch(needed) else needed
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
@@ -258,17 +273,16 @@ class Runner:
         self.programs.ask_for(program)
         return self.programs.can_launch(program)
 
-    def launch_prefill(self, chunks: Sequence[PrefillChunk], mask: np.ndarray | None = None) -> Launched:
-        """Starts one of the `prefill_groups`. The report has the first tokens of the sequences whose last chunks are in it; that of
-        a single one is among those that the mask [1, 1, words] allows."""
+    def launch_prefill(self, chunks: Sequence[PrefillChunk]) -> Launched:
+        """Starts one of the `prefill_groups`. The report has the first tokens of the sequences whose last chunks are in it."""
         scores = chunks[0].request.params.prompt_logprobs is not None
         if len(chunks) > 1:
             program = self.programs.table.prefill_together(chunks[0].size)
         else:
-            program = self.programs.choose(self.programs.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
+            program = self.programs.choose(self.programs.table.prefills(chunks[0].size, scores=scores))
         inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
         requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
-        return launched(self.run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
+        return launched(self.run(program, inputs), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -281,6 +295,8 @@ class Runner:
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
         what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
+        for request in requests:
+            self.launch_mask(request, None)
         halves = list(self.programs.table.halves(len(requests), tree, masked=masked))
         propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
         for smaller in halves[0]:
@@ -290,6 +306,14 @@ class Runner:
         for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.tree.sources, proposal.candidates)):
             array.copy_to_host_async()
         return Half(requests, proposal, settle, rows, page_table)
+
+    def root_masked(self, requests: list[Request], tree: TreeShape) -> RootMasked:
+        """A cycle of these requests to be launched when the masks of all of them are set."""
+        return RootMasked(requests, *self.cycle_of(requests, tree))
+
+    def launch_root_masked(self, cycle: RootMasked) -> Launched:
+        """Starts it."""
+        return launched(self.run(cycle.program, cycle.rows, cycle.page_table), cycle.requests, tree=cycle.program.tree)
 
     def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
         """Starts the second half."""

@@ -5,6 +5,7 @@ Requests of one batch share a cycle, unless they ask for a tree: two programs wo
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
@@ -18,6 +19,16 @@ MAX_LAG = 16
 """Plain cycles after which the drafter must catch up: the device keeps features for this many."""
 
 
+class Masks(Enum):
+    """What the host's masks, made from grammars, are about."""
+
+    NONE = auto()
+    OF_ROOTS = auto()
+    """One token per request: what may follow drafts is not known."""
+    OF_NODES = auto()
+    """The cycle is in two programs, with the host in between."""
+
+
 class PlannedCycle(NamedTuple):
     """A cycle that is about to be launched."""
 
@@ -25,8 +36,7 @@ class PlannedCycle(NamedTuple):
     requests: list[Request]
     behind: list[Request]
     """The requests whose drafts must catch up before it."""
-    in_two: bool
-    """Its requests have grammars: the host makes masks between its halves."""
+    masks: Masks
 
 
 class UnreadCycle(NamedTuple):
@@ -37,6 +47,8 @@ class UnreadCycle(NamedTuple):
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
+    drafts_count: bool
+    """Not where there are masks of roots only."""
 
 
 class TreeChoice:
@@ -105,24 +117,26 @@ class TreeChoice:
         Args:
             batches: the compiled batch sizes.
             ready: the trees with compiled programs. A request for another tree gets the engine's choice meanwhile.
-            in_two: those with compiled halves, for requests under grammars. The first of `own` must be among them.
+            in_two: those with compiled halves, for requests under grammars.
             prefills: whether the step launches prefills too. The device runs them after the step's cycles, so they delay the next.
         """
         free = [request for request in requests if request.matcher is None]
         cycles = [
-            PlannedCycle(tree, group, self._catch_up(group, tree), False)
+            PlannedCycle(tree, group, self._catch_up(group, tree), Masks.NONE)
             for tree, group in self._by_tree(free, batches, ready).items()
         ]
         if len(free) < len(requests):
             constrained = [request for request in requests if request.matcher is not None]
+            one_by_one = PLAIN if PLAIN in ready else self.own[0]
+            groups = self._by_tree(constrained, batches, in_two) if in_two else {one_by_one: constrained}
             cycles += [
-                PlannedCycle(tree, group, self._catch_up(group, tree), True)
-                for tree, group in self._by_tree(constrained, batches, in_two).items()
+                PlannedCycle(tree, group, self._catch_up(group, tree), Masks.OF_NODES if tree in in_two else Masks.OF_ROOTS)
+                for tree, group in groups.items()
             ]
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
-        self._unread += [
-            UnreadCycle(cycle.tree, cycle.requests, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles
-        ]
+        for cycle in cycles:
+            size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, size, is_timed and drafts_count, drafts_count))
         if not cycles:
             self._last_read = None
         self._prefills_before = prefills
@@ -138,7 +152,7 @@ class TreeChoice:
         """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
-        if self._adaptive is None or not any(emitted) or cycle.tree not in self.own:
+        if self._adaptive is None or not any(emitted) or cycle.tree not in self.own or not cycle.drafts_count:
             return
         self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factors for request in cycle.requests])
         if before is not None and cycle.is_timed:

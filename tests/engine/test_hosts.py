@@ -109,7 +109,8 @@ def test_what_is_no_message_is_refused(wrong):
 
 def test_programs_are_named_in_messages():
     tree = TreeShape(3, 2, 6)
-    sizes = {"AdmitProgram": (), "PrefillProgram": (64, 8, 2, False, True), "CatchUpProgram": (4, 8), "LendProgram": (256,)}
+    of_rows = {"AdmitProgram": (), "MaskProgram": (), "LendProgram": (256,)}
+    sizes = {**of_rows, "PrefillProgram": (64, 8, 2, True), "CatchUpProgram": (4, 8)}
     for name, kind in PROGRAMS.items():
         masked = (True,) if name == "SettleProgram" else ()
         program = kind(*sizes.get(name, (4, 8, tree, *masked)))

@@ -36,7 +36,7 @@ def run(made: Engine, **options) -> list[list[int]]:
 
 
 def run_in_two(made: Engine, between: Callable[[Proposal], Settlement], mask: np.ndarray | None = None) -> list[list[int]]:
-    """The engine's loop with launches in two; `mask`: of the first token."""
+    """The engine's loop with launches in two; `mask` [words]: of the first token."""
     requests, runner = requests_of(made), made.runner
     while made.scheduler.has_work:
         plan, launched = made.scheduler.plan(made.trees.most_emitted), []
@@ -46,7 +46,9 @@ def run_in_two(made: Engine, between: Callable[[Proposal], Settlement], mask: np
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
                 runner.launch_admission(chunk.request)
-            launched.append(runner.launch_prefill([chunk], mask))
+            if mask is not None:
+                runner.launch_mask(chunk.request, mask)
+            launched.append(runner.launch_prefill([chunk]))
         for program in launched:
             if program.most_emitted:
                 for request, new in zip(program.requests, runner.read(program), strict=True):
@@ -95,13 +97,13 @@ def test_the_host_may_add_candidates_of_its_own():
 @pytest.mark.variants
 @pytest.mark.parametrize("tree", [TREE, PLAIN], ids=str)
 def test_masked_text_is_that_of_allowed_tokens(tree):
-    """The mask of the first token travels with the prompt's last chunk."""
+    """The mask of the first token is the row's."""
 
     def masked(proposal: Proposal) -> Settlement:
         return Settlement.of(proposal, packed(ALLOWED, *proposal.tree.tokens.shape))
 
     expected = run(engine(tree), allowed_token_ids=ALLOWED)
-    assert run_in_two(engine(tree), masked, packed(ALLOWED, 1, 1)) == expected
+    assert run_in_two(engine(tree), masked, packed(ALLOWED)) == expected
     assert {token for output in expected for token in output} <= set(ALLOWED)
 
 
@@ -113,7 +115,7 @@ def test_masks_may_differ_from_node_to_node():
         tokens = np.asarray(proposal.tree.tokens)
         return Settlement.of(proposal, np.where((tokens == 9)[..., None], packed([7], 1, 1), packed([9], 1, 1)))
 
-    for output in run_in_two(engine(TREE), masked, packed([9], 1, 1)):
+    for output in run_in_two(engine(TREE), masked, packed([9])):
         assert output == [9, 7] * 12
 
 

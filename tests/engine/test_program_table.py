@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    CatchUpProgram,
+    CycleProgram,
+    MaskProgram,
+    PrefillProgram,
+    ProposeProgram,
+    SettleProgram,
+)
 from jaxspec.engine.program_table import ProgramTable
 
 TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
@@ -52,19 +60,19 @@ def test_heads_that_lag_need_programs_to_catch_up(catches_up):
 
 
 def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the_text():
-    first = [CycleProgram(8, 64, TREE), PrefillProgram(256, 64), AdmitProgram()]
+    first = [CycleProgram(8, 64, TREE), PrefillProgram(256, 64), AdmitProgram(), MaskProgram()]
     assert table_of().first() == first
     config = EngineConfig(max_running_requests=8, accept_threshold_acc=0.5)
     lossy = ProgramTable.of(config, 64, (TREE,), (TREE, PLAIN), catches_up=True)
     assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
-def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_what_a_grammar_needs():
+def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_what_grammars_gain_from():
     table = table_of()
-    masked = [PrefillProgram(256, 64, masked=True), ProposeProgram(8, 64, TREE), SettleProgram(8, 64, TREE, True)]
-    alone = [ProposeProgram(1, 64, TREE), SettleProgram(1, 64, TREE, True)]
+    halves = [kind(size, 64, TREE, *masked) for size in (1, 8) for kind, *masked in ((ProposeProgram,), (SettleProgram, True))]
     large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
-    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *masked, *alone, *large]
+    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *halves, *large]
+    assert table.ready(lambda program: program != halves[1]).in_two == (PLAIN,)
 
 
 def test_small_programs_come_before_large_ones():

@@ -3,14 +3,14 @@ grammar and the other parameters. (One file, so that its engines share their pro
 
 import random
 import threading
-import time
 from contextlib import closing
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.programs import CycleProgram, ProposeProgram
+from jaxspec.config import PLAIN
+from jaxspec.decoding.programs import CycleProgram, ProposeProgram, SettleProgram
 from jaxspec.decoding.tree import Candidates, rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
@@ -141,28 +141,31 @@ def test_requests_without_a_grammar_keep_their_program_and_text(made):
     assert stats.constrained_requests == 3 and stats.mask_seconds > 0 and stats.pruned_tokens > 0
 
 
-def test_a_sealed_engine_compiles_what_a_grammar_needs_while_others_overtake(made, monkeypatch):
-    programs, has_looked = made.runner.programs, threading.Event()
-    compile_one = programs._compile
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_no_request_waits_for_the_halves_of_cycles(made, monkeypatch, is_broken):
+    """Until they are compiled, one program per cycle emits one token; if they can't be, always."""
+    programs, may_compile, ran = made.runner.programs, threading.Event(), []
+    compile_one, run = programs._compile, made.runner.run
 
     def compile_later(program):
-        assert not programs.is_sealed or has_looked.wait(300)
+        assert not programs.is_sealed or may_compile.wait(300)
+        if is_broken and isinstance(program, SettleProgram):
+            raise ValueError("no such kernel")
         return compile_one(program)
 
     monkeypatch.setattr(programs, "_compile", compile_later)
+    monkeypatch.setattr(made.runner, "run", lambda program, *inputs: ran.append(type(program)) or run(program, *inputs))
     made.warm_up(wait_for_all=False)
-    constrained = made.add(GenerationRequest(PROMPT, sampled(1, **WORDS)))
-    assert made.scheduler.held_back == [constrained]
-    has_looked.set()
-    free = made.add(GenerationRequest(PROMPT, sampled(2)))
-    while free.finish_reason is None:
-        made.step()
-    deadline = time.monotonic() + 300
-    while made.has_work:
-        assert time.monotonic() < deadline
-        made.step()
-    assert constrained.finish_reason == "stop"
-    made.runner.programs.stop()
+    asked = [sampled(seed, **WORDS) for seed in range(3)]
+    before = [request.output for request in finish(made, *asked)]
+    assert CycleProgram in ran and ProposeProgram not in ran
+    may_compile.set()
+    programs.wait()
+    ran.clear()
+    assert [request.output for request in finish(made, *asked)] == before
+    assert (CycleProgram in ran, ProposeProgram in ran) == (is_broken, not is_broken)
+    assert before == [request.output for request in finish(engine(PLAIN), *asked)]
+    programs.stop()
 
 
 def test_trees_are_ranked_as_on_the_device():
