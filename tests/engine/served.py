@@ -1,5 +1,6 @@
 """Requests that an engine serves to their end, and a gate before its compiler."""
 
+import random
 import threading
 from typing import Any
 
@@ -25,6 +26,23 @@ class Gate:
             return compile_one(program)
 
         monkeypatch.setattr(engine.runner.programs, "_compile", waiting)
+
+
+def lose_halves_now_and_then(engine: Engine) -> None:
+    """Some of the engine's steps find no halves of cycles, as if these were still being compiled: cycles with masks of roots only
+    come between those with masks of all nodes."""
+    rng, step, programs = random.Random(0), engine.step, engine.runner.programs
+    are_there = True
+
+    def step_on() -> list[Update]:
+        nonlocal are_there
+        are_there = rng.random() < (0.9 if are_there else 0.3)
+        programs.ready = programs.table.ready(programs.can_launch)
+        if not are_there:
+            programs.ready = programs.ready._replace(in_two=())
+        return step()
+
+    engine.step = step_on  # type: ignore[method-assign]
 
 
 def updates_of(engine: Engine) -> list[Update]:

@@ -60,6 +60,7 @@ from pallas_kernels.rows import AsInFile
 from pallas_kernels.weight import Weight
 from tests.engine.group_counts import group
 from tests.engine.records import record, recorded
+from tests.engine.served import lose_halves_now_and_then
 from tests.engine.tensor_parallel import stored_each, stored_so
 from tests.grammar.cases import random_schema
 
@@ -270,6 +271,7 @@ def engine_of(setting: Setting, start: Start = DEFAULT_START) -> Engine:
     target, tokenizer = stored(target, setting.storage), tokenizer_of(setting.built_in)
     engine = Engine(target, head, tokenizer, setting.tree, config, start=start)
     largest_sizes_only(engine)
+    lose_halves_now_and_then(engine)
     return engine
 
 

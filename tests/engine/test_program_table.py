@@ -48,8 +48,8 @@ def test_every_program_of_the_built_in_model():
     prefills = {PrefillProgram(chunk, 64) for chunk in (16, 64, 128, 256)}
     together = {PrefillProgram(16, 64, 8), PrefillProgram(64, 64, 4), PrefillProgram(128, 64, 2)}
     catch_ups = {CatchUpProgram(batch, 64) for batch in (1, 2, 4, 8)}
-    assert set(table.all()) == {AdmitProgram()} | cycles | plain | prefills | together | catch_ups
-    assert len(table.all()) == len(set(table.all())) == 22
+    assert set(table.all()) == {AdmitProgram(), MaskProgram()} | cycles | plain | prefills | together | catch_ups
+    assert len(table.all()) == len(set(table.all())) == 23
 
 
 @pytest.mark.parametrize("catches_up", [True, False])

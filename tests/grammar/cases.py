@@ -20,10 +20,11 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
-from jaxspec.engine.request import GenerationRequest, Request, Update
+from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only, tiny_engine, tiny_target
+from tests.engine.served import lose_halves_now_and_then
 from tests.grammar.parts import Part, Recognizer, as_ebnf, as_lark, as_regex, random_part, random_rules
 
 TREES = (TreeShape(3, 2, 6), TreeShape(5, 4, 16))
@@ -167,23 +168,6 @@ def engine(tree: TreeShape, model: str = "tiny", *, all_sizes: bool = False, **o
     if not all_sizes:
         largest_sizes_only(made)
     return made
-
-
-def lose_halves_now_and_then(made: Engine) -> None:
-    """Some of the engine's steps find no halves of cycles, as if these were still being compiled: cycles with masks of roots only
-    come between those with masks of all nodes."""
-    rng, step, programs = random.Random(0), made.step, made.runner.programs
-    are_there = True
-
-    def step_on() -> list[Update]:
-        nonlocal are_there
-        are_there = rng.random() < (0.9 if are_there else 0.3)
-        programs.ready = programs.table.ready(programs.can_launch)
-        if not are_there:
-            programs.ready = programs.ready._replace(in_two=())
-        return step()
-
-    made.step = step_on  # type: ignore[method-assign]
 
 
 class Text(NamedTuple):

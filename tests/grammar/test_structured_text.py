@@ -2,7 +2,6 @@
 grammar and the other parameters. (One file, so that its engines share their programs.)"""
 
 import random
-import threading
 from contextlib import closing
 
 import jax.numpy as jnp
@@ -10,13 +9,14 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN
-from jaxspec.decoding.programs import CycleProgram, ProposeProgram, SettleProgram
+from jaxspec.decoding.programs import CycleProgram, ProposeProgram
 from jaxspec.decoding.tree import Candidates, rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.grammar.matcher import GrammarError
 from jaxspec.grammar.trees import best_nodes
 from jaxspec.sampling_params import SamplingParams
+from tests.engine.served import Gate
 from tests.grammar.cases import TREES, Bench, engine, random_case
 from tests.sets import exhaustive
 
@@ -144,22 +144,14 @@ def test_requests_without_a_grammar_keep_their_program_and_text(made):
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_no_request_waits_for_the_halves_of_cycles(made, monkeypatch, is_broken):
     """Until they are compiled, one program per cycle emits one token; if they can't be, always."""
-    programs, may_compile, ran = made.runner.programs, threading.Event(), []
-    compile_one, run = programs._compile, made.runner.run
-
-    def compile_later(program):
-        assert not programs.is_sealed or may_compile.wait(300)
-        if is_broken and isinstance(program, SettleProgram):
-            raise ValueError("no such kernel")
-        return compile_one(program)
-
-    monkeypatch.setattr(programs, "_compile", compile_later)
+    programs, ran, run = made.runner.programs, [], made.runner.run
+    gate = Gate(made, monkeypatch, ValueError("no such kernel") if is_broken else None)
     monkeypatch.setattr(made.runner, "run", lambda program, *inputs: ran.append(type(program)) or run(program, *inputs))
     made.warm_up(wait_for_all=False)
     asked = [sampled(seed, **WORDS) for seed in range(3)]
     before = [request.output for request in finish(made, *asked)]
     assert CycleProgram in ran and ProposeProgram not in ran
-    may_compile.set()
+    gate.open.set()
     programs.wait()
     ran.clear()
     assert [request.output for request in finish(made, *asked)] == before
