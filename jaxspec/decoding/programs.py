@@ -230,6 +230,9 @@ class RowProgram:
     def kind(self) -> Hashable:
         return (type(self),)
 
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        return np.full(1, row, np.int32), *zeros(inputs[1:])
+
 
 @dataclass(frozen=True)
 class AdmitProgram(RowProgram):
@@ -256,22 +259,13 @@ class MaskProgram(RowProgram):
     """Sets the mask of one row, or ends it."""
 
     def run(
-        self,
-        models: Models,
-        state: State,
-        rows: Rows,
-        masks: UInt[Array, "b words"],
-        masked: Bool[Array, " b"],
-        *,
+        self, models: Models, state: State, rows: Rows, masks: UInt[Array, "b words"], masked: Bool[Array, " b"], *,
         thresholds: Thresholds | None = None,
-    ) -> State:
+    ) -> State:  # fmt: skip
         return mask(state, rows, masks, masked)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         return int32(1), uint32(1, state.masks.shape[1]), jax.ShapeDtypeStruct((1,), jnp.bool_)
-
-    def idle(self, row: int, inputs: Inputs) -> Inputs:
-        return np.full(1, row, np.int32), *zeros(inputs[1:])
 
     def __str__(self) -> str:
         return "mask"
@@ -290,9 +284,6 @@ class LendProgram(RowProgram):
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         return int32(1), int32(1, self.tokens)
-
-    def idle(self, row: int, inputs: Inputs) -> Inputs:
-        return np.full(1, row, np.int32), np.zeros((1, self.tokens), np.int32)
 
     def __str__(self) -> str:
         return f"lend {self.tokens} tokens"

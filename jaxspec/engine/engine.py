@@ -18,7 +18,7 @@ from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
 from jaxspec.engine.request import GenerationRequest, Limits, Request, Status, Update
-from jaxspec.engine.runner import DEFAULT_START, Half, RootMasked, Runner, Start
+from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start, WholeCycle
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.text_store import Lending, TextStore
@@ -254,18 +254,18 @@ class Engine:
         if unmasked:
             self._launched += self._launch_masked(unmasked, self._launched)
 
-    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | RootMasked]]:
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | WholeCycle]]:
         """Launches cycles, then prefills. Returns the programs that have a result to read, and the cycles under grammars, of which
         at most the first halves were launched, before all others."""
         launched: list[Launched] = []
-        unmasked: list[Half | RootMasked] = []
+        unmasked: list[Half | WholeCycle] = []
         cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
         for cycle in sorted(cycles, key=lambda cycle: cycle.masks is Masks.NONE):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
                 if cycle.masks is not Masks.NONE:
-                    begin = self.runner.launch_proposal if cycle.masks is Masks.OF_NODES else self.runner.root_masked
+                    begin = self.runner.launch_proposal if cycle.masks is Masks.OF_NODES else self.runner.cycle_of
                     unmasked.append(begin(cycle.requests, cycle.tree))
                     continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
@@ -298,7 +298,7 @@ class Engine:
         mark_in_flight(launched)
         return launched, unmasked
 
-    def _launch_masked(self, unmasked: list[Half | RootMasked], before: list[Launched]) -> list[Launched]:
+    def _launch_masked(self, unmasked: list[Half | WholeCycle], before: list[Launched]) -> list[Launched]:
         """Launches what is left of cycles under grammars. `before`: what was launched and not read."""
         launched: list[Launched] = []
         for cycle in unmasked:

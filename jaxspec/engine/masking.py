@@ -12,7 +12,7 @@ from jaxspec.decoding.programs import Settlement
 from jaxspec.decoding.tree import Candidates
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.request import Request, Status
-from jaxspec.engine.runner import Half, RootMasked, Runner
+from jaxspec.engine.runner import Half, Runner, WholeCycle
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, Matcher
@@ -39,13 +39,13 @@ class Masking:
             if request.matcher is not None and request.status is not Status.FINISHED:
                 self._runner.launch_mask(request, request.matcher.step.words)
 
-    def launch(self, cycle: Half | RootMasked, fail: Callable[[Request, Exception], None]) -> Launched:
+    def launch(self, cycle: Half | WholeCycle, fail: Callable[[Request, Exception], None]) -> Launched:
         """Makes the masks and starts what is left of the cycle. The texts before it were read. `fail` ends requests whose matcher
         fails."""
         if isinstance(cycle, Half):
             return self._launch_settlement(cycle, fail)
         self.launch_masks(cycle.requests)
-        return self._runner.launch_root_masked(cycle)
+        return self._runner.launch_whole(cycle)
 
     def _launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
         """Waits for the trees, makes their masks and starts the second half."""

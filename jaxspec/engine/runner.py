@@ -69,8 +69,8 @@ class Start(NamedTuple):
 DEFAULT_START = Start()
 
 
-class RootMasked(NamedTuple):
-    """A cycle under grammars in one program, launched once the masks of the roots are known: one token for each request."""
+class WholeCycle(NamedTuple):
+    """A cycle in one program, and its inputs beside weights and state."""
 
     requests: list[Request]
     program: CycleProgram
@@ -289,8 +289,11 @@ class Runner:
         if len(self.programs.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for each in self.programs.table.own:
                 self.programs.ask_for(next(self.programs.table.cycles(len(requests), each)))
-        program, rows, page_table = self.cycle_of(requests, tree)
-        return launched(self.run(program, rows, page_table), requests, tree=tree)
+        return self.launch_whole(self.cycle_of(requests, tree))
+
+    def launch_whole(self, cycle: WholeCycle) -> Launched:
+        """Starts it."""
+        return launched(self.run(cycle.program, cycle.rows, cycle.page_table), cycle.requests, tree=cycle.program.tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
@@ -307,23 +310,15 @@ class Runner:
             array.copy_to_host_async()
         return Half(requests, proposal, settle, rows, page_table)
 
-    def root_masked(self, requests: list[Request], tree: TreeShape) -> RootMasked:
-        """A cycle of these requests to be launched when the masks of all of them are set."""
-        return RootMasked(requests, *self.cycle_of(requests, tree))
-
-    def launch_root_masked(self, cycle: RootMasked) -> Launched:
-        """Starts it."""
-        return launched(self.run(cycle.program, cycle.rows, cycle.page_table), cycle.requests, tree=cycle.program.tree)
-
     def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
         """Starts the second half."""
         output = self.run(half.settle, half.rows, half.page_table, settlement)
         return launched(output, half.requests, tree=half.settle.tree)
 
-    def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, Placed, Placed]:
-        """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables
-        [batch, pages]."""
-        return self._batch(requests, self._lengths(requests, tree), self.programs.table.cycles(len(requests), tree))
+    def cycle_of(self, requests: list[Request], tree: TreeShape) -> WholeCycle:
+        """A cycle of these requests: state rows [batch] and page tables [batch, pages]."""
+        fitting = self.programs.table.cycles(len(requests), tree)
+        return WholeCycle(requests, *self._batch(requests, self._lengths(requests, tree), fitting))
 
     def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:
         """Tokens of each request after a cycle, at most."""

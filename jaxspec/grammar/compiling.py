@@ -32,15 +32,14 @@ ORPHAN_SECONDS = 20
 STATM = "/proc/self/statm"
 MAX_REASON = 300
 """Characters of an error."""
-MOST_TRIES = 50
-"""Parts of a schema that are compiled to find the one at fault."""
-LEAST_BYTES = 2**16
-"""What a grammar counts at least."""
+MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
+LEAST_BYTES = 2**16  # what a grammar counts at least
 UNFORCED = '%llguidance {"no_forcing": true}'
 """A line of Lark. Without it llguidance reads ahead all that a grammar forces, for every mask, and never stops where a lexeme can
 only repeat itself: in `/a*/ "ab"` behind "aa". With it no tokens are known to be forced."""
 MOST_FORCED = 8192  # characters, or repetitions in a regular expression; reading so far ahead takes 2 ms
 SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guidance: what is between parts may be such a lexeme
+ONE_SPACE = re.compile(r'"item_separator": ", "|"key_separator": ": "')  # these are none
 BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
 COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
 OF_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
@@ -124,8 +123,9 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 
 
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
-    text = json.dumps(schema)
-    made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    text, asked = json.dumps(schema), schema.get("x-guidance")
+    is_fixed = isinstance(asked, Mapping) and asked.get("whitespace_flexible") is False  # a pattern would make it flexible
+    made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={} if is_fixed else {"whitespace_pattern": WHITESPACE})
     return _unforced(made) if may_run_on("json_schema", text) else made
 
 
@@ -134,7 +134,7 @@ def may_run_on(kind: str, text: str, *, is_part: bool = False) -> bool:
     if kind == "grammar" or max(len(text), math.prod(map(int, COUNTS.findall(text)))) > MOST_FORCED:
         return True
     if kind == "json_schema":
-        return any(f'"{name}"' in text for name in SEPARATING)
+        return any(f'"{name}"' in ONE_SPACE.sub("", text) for name in SEPARATING)
     return kind == "regex" and is_part and re.search(r"[*+]|,\}", BRANCHING.sub("", text.replace("\\\\", ""))) is not None
 
 

@@ -1,6 +1,8 @@
 """Structured output in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, and SGLang's
 `json_schema`, `regex` and `ebnf`, and the structural tags of both. A request may use one of them."""
 
+import contextlib
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,6 +14,8 @@ from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings, d
 
 type GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR)]
 ANY_OBJECT = '{"type": "object"}'
+FIXED_LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""As json.dumps writes it in Python: all on one line, with a space behind each comma and colon. More of the text is forced."""
 STRUCTURAL_TAG = {"format", "structures", "triggers"}
 
 
@@ -47,7 +51,8 @@ class StructuredOutputs(RequestModel):
     grammar: GrammarText | None = None
     json_object: bool | None = None
     structural_tag: Annotated[str | dict[str, Any], described_as("a structural tag: an object or its text")] | None = None
-    disable_any_whitespace: Annotated[Any, Only(False)] = None
+    disable_any_whitespace: bool | None = None
+    """The layout of JSON is given (FIXED_LAYOUT)."""
     disable_additional_properties: Annotated[Any, Only(False)] = None
     disable_fallback: bool | None = None
     """Accepted without effect: there is one library."""
@@ -101,10 +106,15 @@ def _given(body: Any) -> Iterator[Given]:
     elif asked is not None and asked.type == "structural_tag":
         yield Given("response_format", "structural_tag", asked.model_dump(include=STRUCTURAL_TAG, exclude_none=True))
     if (outputs := body.structured_outputs) is not None:
-        if outputs.json_object:
-            yield Given("structured_outputs.json_object", "json_schema", ANY_OBJECT)
+        schemas: list[Any] = [ANY_OBJECT if outputs.json_object else None, outputs.json_]
+        if outputs.disable_any_whitespace:
+            if schemas == [None, None]:
+                field = "structured_outputs.disable_any_whitespace"
+                raise ApiError(400, f"{field} needs structured_outputs.json or json_object: it is about JSON", param=field)
+            schemas = [None if each is None else in_fixed_layout(each) for each in schemas]
         yield from _present(
-            Given("structured_outputs.json", "json_schema", outputs.json_),
+            Given("structured_outputs.json_object", "json_schema", schemas[0]),
+            Given("structured_outputs.json", "json_schema", schemas[1]),
             Given("structured_outputs.regex", "regex", outputs.regex),
             Given("structured_outputs.choice", "choice", outputs.choice),
             Given("structured_outputs.grammar", "grammar", outputs.grammar),
@@ -119,6 +129,14 @@ def _given(body: Any) -> Iterator[Given]:
         Given("regex", "regex", body.regex),
         Given("ebnf", "grammar", body.ebnf),
     )
+
+
+def in_fixed_layout(schema: str | dict[str, Any]) -> str | dict[str, Any]:
+    """The schema with this layout, unless it names one itself. What is no schema is refused later."""
+    with contextlib.suppress(ValueError, RecursionError):
+        read = json.loads(schema) if isinstance(schema, str) else schema
+        return FIXED_LAYOUT | read if isinstance(read, dict) else schema
+    return schema
 
 
 def _present(*each: Given) -> Iterator[Given]:

@@ -9,7 +9,7 @@ and how fast a request without one runs beside three under grammars, or beside t
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.grammar.trees import TextTree
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.structured import FIXED_LAYOUT
 from tests.grammar.cases import engine, loaded
 
 
@@ -73,12 +74,12 @@ class Counts(NamedTuple):
     output: list[int]
 
 
-def counts_of(model: str, tree: TreeShape, temperature: float) -> dict[str, Counts]:
+def counts_of(model: str, tree: TreeShape, temperature: float, layout: Mapping[str, Any]) -> dict[str, Counts]:
     """Of a request for each of the schemas."""
     made = engine(tree, model, num_pages=400, context_length=400)
     found = {}
     for name, schema in SCHEMAS.items():
-        params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=1, json_schema=schema)
+        params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=1, json_schema={**layout, **schema})
         request = made.add(GenerationRequest(prompt_of(model, name), params))
         while made.has_work:
             made.step()
@@ -98,16 +99,24 @@ def prompt_of(model: str, name: str) -> tuple[int, ...]:
 def forced(options: argparse.Namespace) -> None:
     """Prints the table of each schema, and a line of JSON."""
     tree = options.tree or TREES[options.model]
-    having = counts_of(options.model, tree, options.temperature)
+    asked = options.model, tree, options.temperature, FIXED_LAYOUT if options.fixed_layout else {}
+    having = counts_of(*asked)
     add_forced = TextTree.add_forced
     TextTree.add_forced = lambda *_: None
-    lacking = counts_of(options.model, tree, options.temperature)
+    lacking = counts_of(*asked)
     TextTree.add_forced = add_forced
     for name, counts in having.items():
         print(f"{name:28} {counts.tokens:4} tokens, {rate([counts]):.2f} a verification, without {rate([lacking[name]]):.2f}")
     every, none = rate(list(having.values())), rate(list(lacking.values()))
     equal = all(having[name].output == lacking[name].output for name in having)
-    found = {"model": options.model, "tree": str(tree), "with": round(every, 3), "without": round(none, 3), "equal": equal}
+    found = {
+        "model": options.model,
+        "tree": str(tree),
+        "fixed layout": options.fixed_layout,
+        "with": round(every, 3),
+        "without": round(none, 3),
+        "equal": equal,
+    }
     print(json.dumps({**found, "ratio": round(every / none, 3)}))
 
 
@@ -187,6 +196,7 @@ def main() -> None:
     parser.add_argument("--model", choices=TREES, default="demo")
     parser.add_argument("--tree", type=TreeShape.of)
     parser.add_argument("--temperature", type=float, default=0, help="of forced")
+    parser.add_argument("--fixed-layout", action="store_true", help="of forced: JSON on one line (disable_any_whitespace)")
     parser.add_argument("--rounds", type=int, default=5, help="of time")
     options = parser.parse_args()
     enable_compilation_cache()

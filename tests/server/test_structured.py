@@ -7,12 +7,14 @@ import pytest
 from pydantic import BaseModel
 
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.structured import FIXED_LAYOUT
 from tests.server.conftest import CHAT, COMPLETIONS, GENERATE, USER, Client
 from tests.server.test_bad_input import refusal
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANY_OBJECT = ("json_schema", '{"type": "object"}')
 OF_SCHEMA = ("json_schema", json.dumps(SCHEMA))
+IN_FIXED_LAYOUT = ("json_schema", json.dumps(FIXED_LAYOUT | SCHEMA))
 TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
 OF_TAGS = ("structural_tag", json.dumps(TAGS))
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
@@ -27,6 +29,9 @@ WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "
         ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, OF_SCHEMA),
         ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, IN_FIXED_LAYOUT),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True}}, IN_FIXED_LAYOUT),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, OF_SCHEMA),
         ({"structured_outputs": {"regex": "a*"}}, ("regex", "a*")),
         ({"response_format": {"type": "structural_tag", **TAGS}}, OF_TAGS),
         ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, OF_TAGS),
@@ -74,6 +79,12 @@ NOT = {"type": "object", "properties": {"b": {"type": "array", "items": {"not": 
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "together with response_format"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "one grammar"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "about JSON",
+        ),
+        ({"structured_outputs": {"json": "[1", "disable_any_whitespace": True}}, "structured_outputs.json", "a JSON schema"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "a structural tag"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
         ({"guided_grammar": "root ::= nope"}, "guided_grammar", "nope"),
