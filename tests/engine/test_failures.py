@@ -221,8 +221,8 @@ def test_a_chunk_that_fails_silently_ends_its_own_request_too(monkeypatch, expec
         engine.step()
     original = engine.runner.launch_prefill
 
-    def launch_prefill(chunks, mask):
-        launched = original(chunks, mask)
+    def launch_prefill(chunks):
+        launched = original(chunks)
         if chunks[0].request.id == "culprit":
             for array in engine.runner.state.sequences:
                 array.delete()
