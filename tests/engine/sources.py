@@ -159,6 +159,8 @@ def built_in_head(target: LoadedTarget) -> LoadedHead:
 
 
 NGRAMS, SHARED, ADAPTIVE = {"ngram": True}, {"ngram": True, "ngram_share": 1}, {"adaptive": True}
+BESIDE_PLAIN = (TreeShape(3, 2, 5), TreeShape(7, 4, 8, 0))
+"""Small, of the kind that SmolLM2 has by default on CPUs (defaults.UNASKED)."""
 SOURCES = {
     "n-grams": Source("n-grams", "7/4/8 4/1/5 5/4/16", None, NGRAMS),
     "n-grams, shared": Source("n-grams", "7/4/8 3/2/5", None, SHARED),
@@ -171,6 +173,9 @@ SOURCES = {
     "EAGLE-3 and n-grams": Source("merged", "3/2/5 5/4/12", eagle3, NGRAMS),
     "EAGLE-3 for some levels and n-grams": Source("merged", "7/4/8/3 5/2/8/1 4/2/6/0", eagle3, NGRAMS),
     "EAGLE-3 and shared n-grams, adaptive": Source("merged", "5/4/8", eagle3, SHARED | ADAPTIVE),
+    "EAGLE-3 and n-grams beside plain decoding": Source(
+        "merged", "plain", eagle3, NGRAMS | ADAPTIVE | {"adaptive_trees": BESIDE_PLAIN}
+    ),
     "MTP": Source("MTP", "1/1/2 3/2/5", lambda target: random_mtp(target.config)),
     "MTP and n-grams": Source("merged", "1/1/2 5/2/8/1", lambda target: random_mtp(target.config), NGRAMS),
     "DFlash": Source("block head", "5/1/6 4/3/12", lambda target: random_block(target.config)),
