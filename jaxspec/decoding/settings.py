@@ -67,7 +67,7 @@ class Settings(NamedTuple):
     """Token ids that end the sequence; unused entries are -1."""
     wants_logprobs: Bool[Array, " r"] = neutral(False, np.bool_)
     masked: Bool[Array, " r"] = neutral(False, np.bool_)
-    """The next program emits one token, which is among State.masks: what may follow drafts is not known."""
+    """Programs emit one token, which is among State.masks: what may follow drafts is not known."""
 
 
 def packed(settings: Settings) -> Int[Array, "r words"]:

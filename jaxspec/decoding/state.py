@@ -89,7 +89,7 @@ class State(NamedTuple):
     """The target's committed keys and values, per layer, in pages; slot i holds token i."""
     sequences: Sequences
     settings: Int[Array, "r words"]
-    """The sampling parameters by row (settings.packed), set when a request is admitted."""
+    """The sampling parameters by row (settings.packed), set when a request is admitted; `masked` also later."""
     history: Int[Array, "r t"]
     """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]

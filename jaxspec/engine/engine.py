@@ -18,11 +18,11 @@ from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
 from jaxspec.engine.request import GenerationRequest, Limits, Request, Status, Update
-from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start, WholeCycle
+from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.text_store import Lending, TextStore
-from jaxspec.engine.trees import Masks, TreeChoice
+from jaxspec.engine.trees import Masks, PlannedCycle, TreeChoice
 from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
@@ -245,8 +245,8 @@ class Engine:
         """Plans, launches, and reads the results of the previous step while the device works.
 
         A launch needs no result of the previous one: lengths, roots and done flags are on the device, and each request has the
-        pages for all tokens that launched programs can emit. Only the masks of grammars need them: so the second halves of cycles
-        under grammars are launched last, when the device may still have the other cycles of this step to do.
+        pages for all tokens that launched programs can emit. Only the masks of grammars need them: so cycles under grammars, or
+        their second halves, are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
         before, (self._launched, unmasked) = self._launched, self._launch(plan)
@@ -254,19 +254,19 @@ class Engine:
         if unmasked:
             self._launched += self._launch_masked(unmasked, self._launched)
 
-    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | WholeCycle]]:
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | PlannedCycle]]:
         """Launches cycles, then prefills. Returns the programs that have a result to read, and the cycles under grammars, of which
         at most the first halves were launched, before all others."""
         launched: list[Launched] = []
-        unmasked: list[Half | WholeCycle] = []
+        unmasked: list[Half | PlannedCycle] = []
         cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
         for cycle in sorted(cycles, key=lambda cycle: cycle.masks is Masks.NONE):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
                 if cycle.masks is not Masks.NONE:
-                    begin = self.runner.launch_proposal if cycle.masks is Masks.OF_NODES else self.runner.cycle_of
-                    unmasked.append(begin(cycle.requests, cycle.tree))
+                    is_whole = cycle.masks is Masks.OF_ROOTS
+                    unmasked.append(cycle if is_whole else self.runner.launch_proposal(cycle.requests, cycle.tree))
                     continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
             except Exception as error:
@@ -298,7 +298,7 @@ class Engine:
         mark_in_flight(launched)
         return launched, unmasked
 
-    def _launch_masked(self, unmasked: list[Half | WholeCycle], before: list[Launched]) -> list[Launched]:
+    def _launch_masked(self, unmasked: list[Half | PlannedCycle], before: list[Launched]) -> list[Launched]:
         """Launches what is left of cycles under grammars. `before`: what was launched and not read."""
         launched: list[Launched] = []
         for cycle in unmasked:

@@ -1,7 +1,7 @@
 """Requests under grammars in the engine: their matchers, and the masks of their first tokens and of their cycles.
 
 A cycle whose halves are compiled has masks for all nodes of its tree. Until then the ordinary program runs, with a mask for each
-row: one token per cycle, and no request waits for a compiler.
+row: one token per cycle, and no request waits for a compiler. (In lossy engines it waits: the text depends on the tree.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,9 @@ from jaxspec.decoding.programs import Settlement
 from jaxspec.decoding.tree import Candidates
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.request import Request, Status
-from jaxspec.engine.runner import Half, Runner, WholeCycle
+from jaxspec.engine.runner import Half, Runner
 from jaxspec.engine.stats import EngineStats, Stopwatch
+from jaxspec.engine.trees import PlannedCycle
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, Matcher
 from jaxspec.grammar.trees import DraftedNodes
@@ -39,13 +40,13 @@ class Masking:
             if request.matcher is not None and request.status is not Status.FINISHED:
                 self._runner.launch_mask(request, request.matcher.step.words)
 
-    def launch(self, cycle: Half | WholeCycle, fail: Callable[[Request, Exception], None]) -> Launched:
+    def launch(self, cycle: Half | PlannedCycle, fail: Callable[[Request, Exception], None]) -> Launched:
         """Makes the masks and starts what is left of the cycle. The texts before it were read. `fail` ends requests whose matcher
         fails."""
         if isinstance(cycle, Half):
             return self._launch_settlement(cycle, fail)
         self.launch_masks(cycle.requests)
-        return self._runner.launch_whole(cycle)
+        return self._runner.launch_cycle(cycle.requests, cycle.tree)
 
     def _launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
         """Waits for the trees, makes their masks and starts the second half."""

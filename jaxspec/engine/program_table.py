@@ -150,8 +150,8 @@ class ProgramTable:
         return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
 
     def under_masks(self, tree: TreeShape) -> list[Program]:
-        """The halves without which requests under grammars don't run with this tree: the largest, and those for one request alone,
-        which the largest would slow down more than the tree gains."""
+        """The halves without which requests under grammars have no drafts from this tree: the largest, and those for one request
+        alone, which the largest would slow down more than the tree gains."""
         halves = list(self.halves(1, tree))
         return list(dict.fromkeys([*halves[0], *halves[-1]]))
 

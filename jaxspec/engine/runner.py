@@ -1,6 +1,5 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
-import itertools
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -67,15 +66,6 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
-
-
-class WholeCycle(NamedTuple):
-    """A cycle in one program, and its inputs beside weights and state."""
-
-    requests: list[Request]
-    program: CycleProgram
-    rows: Placed
-    page_table: Placed
 
 
 class Half(NamedTuple):
@@ -231,7 +221,7 @@ class Runner:
         request.is_masked = False
 
     def launch_mask(self, request: Request, mask: np.ndarray | None) -> None:
-        """The next program of the request emits one token, of those that this mask [words] allows. None: no mask any more."""
+        """Programs emit one token each for the request, of those that this mask [words] allows. None: no mask any more."""
         if mask is not None or request.is_masked:
             words = np.zeros(words_of(self._vocab_size), np.uint32) if mask is None else mask
             self.run(MaskProgram(), np.array([request.row], np.int32), words[None], np.array([mask is not None]))
@@ -243,19 +233,21 @@ class Runner:
 
     def program_to_wait_for(self, request: Request) -> Program | None:
         """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
-        probabilities need. Any size serves a smaller launch, so the largest is enough. For a request under a grammar this also asks
-        for what makes it faster."""
+        probabilities need, nor the halves of cycles, without which a lossy engine's text under a grammar would be another. Asks
+        also for those halves that make a request under a grammar faster."""
+        table, needed = self.programs.table, list[Program]()
+        if request.params.prompt_logprobs is not None:
+            *_, largest = table.prefills(1, scores=True)  # serves a smaller launch, too
+            needed.append(largest)
         if request.matcher is not None:
-            first, *others = dict.fromkeys((*self.programs.table.own, *(() if request.tree is None else (request.tree,))))
-            for program in self.programs.table.under_masks(first):
-                self.programs.require(program)
-            for program in itertools.chain.from_iterable(map(self.programs.table.under_masks, others)):
-                self.programs.require(program, LATER)
-        if request.params.prompt_logprobs is None:
-            return None
-        *_, needed = self.programs.table.prefills(1, scores=True)
-        self.programs.require(needed)
-        return None if self.programs.can_launch(needed) else needed
+            needed += [] if table.own_first else table.under_masks(table.own[0])
+            for tree in dict.fromkeys((*table.own, *(() if request.tree is None else (request.tree,)))):
+                for program in table.under_masks(tree):
+                    self.programs.require(program, LATER)
+        missing = [program for program in needed if not self.programs.can_launch(program)]
+        for program in missing:
+            self.programs.require(program)
+        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
@@ -285,15 +277,12 @@ class Runner:
         return launched(self.run(program, inputs), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
-        """Starts one cycle of these requests."""
+        """Starts one cycle of these requests. Those that have ended get no tokens."""
         if len(self.programs.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for each in self.programs.table.own:
                 self.programs.ask_for(next(self.programs.table.cycles(len(requests), each)))
-        return self.launch_whole(self.cycle_of(requests, tree))
-
-    def launch_whole(self, cycle: WholeCycle) -> Launched:
-        """Starts it."""
-        return launched(self.run(cycle.program, cycle.rows, cycle.page_table), cycle.requests, tree=cycle.program.tree)
+        fitting = self.programs.table.cycles(len(requests), tree)
+        return launched(self.run(*self._batch(requests, self._lengths(requests, tree), fitting)), requests, tree=tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
@@ -314,11 +303,6 @@ class Runner:
         """Starts the second half."""
         output = self.run(half.settle, half.rows, half.page_table, settlement)
         return launched(output, half.requests, tree=half.settle.tree)
-
-    def cycle_of(self, requests: list[Request], tree: TreeShape) -> WholeCycle:
-        """A cycle of these requests: state rows [batch] and page tables [batch, pages]."""
-        fitting = self.programs.table.cycles(len(requests), tree)
-        return WholeCycle(requests, *self._batch(requests, self._lengths(requests, tree), fitting))
 
     def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:
         """Tokens of each request after a cycle, at most."""
@@ -348,7 +332,7 @@ class Runner:
         held = [request.held.pages[: self._pages_for(length)] for request, length in zip(requests, lengths, strict=True)]
         program = self.programs.choose(fitting)
         rows = np.full(program.batch, self._padding_row, np.int32)
-        rows[: len(requests)] = [request.row for request in requests]
+        rows[: len(requests)] = [self._padding_row if request.row < 0 else request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
         if not self.programs.is_sealed:
             self.inputs.compile_for(page_table.shape)

@@ -127,11 +127,12 @@ class TreeChoice:
         ]
         if len(free) < len(requests):
             constrained = [request for request in requests if request.matcher is not None]
-            one_by_one = PLAIN if PLAIN in ready else self.own[0]
-            groups = self._by_tree(constrained, batches, in_two) if in_two else {one_by_one: constrained}
+            masks, usable = Masks.OF_NODES, in_two
+            if not in_two:
+                masks, usable = Masks.OF_ROOTS, [PLAIN if PLAIN in ready else self.own[0]]
             cycles += [
-                PlannedCycle(tree, group, self._catch_up(group, tree), Masks.OF_NODES if tree in in_two else Masks.OF_ROOTS)
-                for tree, group in groups.items()
+                PlannedCycle(tree, group, self._catch_up(group, tree), masks)
+                for tree, group in self._by_tree(constrained, batches, usable).items()
             ]
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         for cycle in cycles:
@@ -188,7 +189,7 @@ class TreeChoice:
             return decided
         undecided = [request for request in requests if request.tree not in decided]
         chosen = self.choose(bucket(len(undecided), batches), undecided, ready)
-        groups = {chosen if chosen in ready else self.own[0]: undecided}
+        groups = {next(tree for tree in (chosen, self.own[0], *ready) if tree in ready): undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group
         return groups

@@ -89,7 +89,13 @@ def given_constraint(body: Any) -> Given | None:
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         raise ApiError(400, f"{second} can't be given together with {first}: a text follows one grammar", param=second)
-    return found[0] if found else None
+    given = found[0] if found else None
+    if body.structured_outputs is None or not body.structured_outputs.disable_any_whitespace:
+        return given
+    if given is None or given.name != "json_schema":
+        field = "structured_outputs.disable_any_whitespace"
+        raise ApiError(400, f"{field} needs a JSON schema or json_object: it is about the layout of JSON", param=field)
+    return given._replace(value=in_fixed_layout(given.value))
 
 
 def _given(body: Any) -> Iterator[Given]:
@@ -106,15 +112,10 @@ def _given(body: Any) -> Iterator[Given]:
     elif asked is not None and asked.type == "structural_tag":
         yield Given("response_format", "structural_tag", asked.model_dump(include=STRUCTURAL_TAG, exclude_none=True))
     if (outputs := body.structured_outputs) is not None:
-        schemas: list[Any] = [ANY_OBJECT if outputs.json_object else None, outputs.json_]
-        if outputs.disable_any_whitespace:
-            if schemas == [None, None]:
-                field = "structured_outputs.disable_any_whitespace"
-                raise ApiError(400, f"{field} needs structured_outputs.json or json_object: it is about JSON", param=field)
-            schemas = [None if each is None else in_fixed_layout(each) for each in schemas]
+        if outputs.json_object:
+            yield Given("structured_outputs.json_object", "json_schema", ANY_OBJECT)
         yield from _present(
-            Given("structured_outputs.json_object", "json_schema", schemas[0]),
-            Given("structured_outputs.json", "json_schema", schemas[1]),
+            Given("structured_outputs.json", "json_schema", outputs.json_),
             Given("structured_outputs.regex", "regex", outputs.regex),
             Given("structured_outputs.choice", "choice", outputs.choice),
             Given("structured_outputs.grammar", "grammar", outputs.grammar),
@@ -132,10 +133,11 @@ def _given(body: Any) -> Iterator[Given]:
 
 
 def in_fixed_layout(schema: str | dict[str, Any]) -> str | dict[str, Any]:
-    """The schema with this layout, unless it names one itself. What is no schema is refused later."""
+    """The schema with this layout, unless it asks for another. What is no schema is refused later."""
     with contextlib.suppress(ValueError, RecursionError):
         read = json.loads(schema) if isinstance(schema, str) else schema
-        return FIXED_LAYOUT | read if isinstance(read, dict) else schema
+        if isinstance(read, dict) and isinstance(own := read.get("x-guidance", {}), dict):
+            return {"x-guidance": FIXED_LAYOUT["x-guidance"] | own, **{name: read[name] for name in read if name != "x-guidance"}}
     return schema
 
 

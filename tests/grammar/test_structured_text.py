@@ -160,6 +160,23 @@ def test_no_request_waits_for_the_halves_of_cycles(made, monkeypatch, is_broken)
     programs.stop()
 
 
+def test_a_lossy_engine_waits_for_them(monkeypatch):
+    """Under thresholds a text depends on the tree."""
+    lossy = engine(TREES[0], accept_threshold_acc=0.5)
+    gate = Gate(lossy, monkeypatch)
+    lossy.warm_up()
+    held = lossy.add(GenerationRequest(PROMPT, sampled(1, **WORDS)))
+    free = lossy.add(GenerationRequest(PROMPT, sampled(2)))
+    while free.finish_reason is None:
+        lossy.step()
+    assert lossy.scheduler.held_back == [held]
+    gate.open.set()
+    while lossy.has_work:
+        lossy.step()
+    assert held.finish_reason == "stop"
+    lossy.runner.programs.stop()
+
+
 def test_trees_are_ranked_as_on_the_device():
     rng = np.random.default_rng(0)
     for _ in range(20):

@@ -32,6 +32,7 @@ WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, IN_FIXED_LAYOUT),
         ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True}}, IN_FIXED_LAYOUT),
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, OF_SCHEMA),
+        ({"structured_outputs": {"disable_any_whitespace": True}, "response_format": WRAPPED}, IN_FIXED_LAYOUT),
         ({"structured_outputs": {"regex": "a*"}}, ("regex", "a*")),
         ({"response_format": {"type": "structural_tag", **TAGS}}, OF_TAGS),
         ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, OF_TAGS),
@@ -82,7 +83,7 @@ NOT = {"type": "object", "properties": {"b": {"type": "array", "items": {"not": 
         (
             {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
             "structured_outputs.disable_any_whitespace",
-            "about JSON",
+            "layout",
         ),
         ({"structured_outputs": {"json": "[1", "disable_any_whitespace": True}}, "structured_outputs.json", "a JSON schema"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "a structural tag"),
