@@ -31,7 +31,7 @@ from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, rand
 RECORD = Path(__file__).with_name("events.jsonl")
 LIFE = 1000
 """Events of an engine."""
-FAILING = ("read", *(f"launch_{each}" for each in "cycle prefill admission proposal catch_up lend mask".split()))
+FAILING = ("read", *(f"launch_{each}" for each in ["cycle", "prefill", "admission", "proposal", "catch_up", "lend", "mask"]))
 """Methods of a runner that may fail."""
 REFUSED: tuple[dict[str, Any], ...] = (
     {"regex": "(("},
