@@ -189,7 +189,7 @@ class TreeChoice:
             return decided
         undecided = [request for request in requests if request.tree not in decided]
         chosen = self.choose(bucket(len(undecided), batches), undecided, ready)
-        groups = {next(tree for tree in (chosen, self.own[0], *ready) if tree in ready): undecided}
+        groups = {next((tree for tree in (chosen, self.own[0], *ready) if tree in ready), self.own[0]): undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group
         return groups

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
@@ -206,7 +206,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     monkeypatch.setattr(programs, "choose", noted)
     engine.warm_up(wait_for_all=False)
     assert run(engine) == expected and used <= set(engine.runner.table.first())
-    assert programs.count.ready == len(engine.runner.table.first()) == 3 and programs.ready.batches == (2,)
+    assert programs.count.ready == len(engine.runner.table.first()) == 4 and programs.ready.batches == (2,)
     assert programs.count.total > 5 and programs.is_compiling and programs.ready.trees == (TreeShape(2, 2, 4),)
 
     def switch() -> None:
@@ -231,7 +231,7 @@ def test_programs_update_the_caches_in_place(kv_cache_dtype, num_pages):
     runner = tiny_engine(tree, target=engine_target(num_layers=1), **options).runner
     one_array = jax.tree.leaves(runner.state.cache)[0].nbytes
     programs = runner.table.largest_of_all()
-    assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram}
+    assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram}
     assert {program.tree for program in programs if isinstance(program, CycleProgram)} == {plain, tree}
     for program in programs:
         memory = runner.programs._compile(program).memory_analysis()

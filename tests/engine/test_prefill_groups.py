@@ -156,9 +156,9 @@ def batches_of(engine: Engine) -> list[int]:
     """The chunks of each prefill that it launches from now on."""
     batches, launch = list[int](), engine.runner.launch_prefill
 
-    def launching(chunks, *mask):
+    def launching(chunks):
         batches.append(len(chunks))
-        return launch(chunks, *mask)
+        return launch(chunks)
 
     engine.runner.launch_prefill = launching
     return batches
@@ -175,8 +175,8 @@ def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, ove
         engine.step()
     launch, read, broken = engine.runner.launch_prefill, engine.runner.read, []
 
-    def launching(chunks, mask):
-        launched = launch(chunks, mask)
+    def launching(chunks):
+        launched = launch(chunks)
         if len(chunks) > 1:
             broken.append(launched.report)
         return launched

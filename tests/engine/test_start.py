@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
 from jaxspec.engine.device_state import memory_limit, nbytes
 from jaxspec.engine.engine import Engine
@@ -201,7 +201,7 @@ def every_kind() -> Engine:
 def test_first_runs_change_nothing_but_the_padding_row(every_kind, monkeypatch):
     runner, ran, get = every_kind.runner, list[Program](), Programs.__getitem__
     assert {type(program) for program in runner.programs.compilations} == {
-        AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+        AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram
     }  # fmt: skip
     runner.reset()
     expected = jax.tree.map(np.array, runner.state)
