@@ -84,8 +84,9 @@ def choose_tokens(
 
     def adjust(logits: Float[Array, "b n v"], nodes: slice = ALL) -> Float[Array, "b n v"]:
         context = tree_context(state.history[batch.rows], sequences.length, tree, nodes)
-        allowed = unpack(state.masks[batch.rows][:, None], logits.shape[-1]) | ~batch.settings.masked[:, None, None]
-        logits = jnp.where(allowed, logits, -jnp.inf)
+        if masks is None:
+            allowed = unpack(state.masks[batch.rows][:, None], logits.shape[-1]) | ~batch.settings.masked[:, None, None]
+            logits = jnp.where(allowed, logits, -jnp.inf)
         return adjust_logits(logits, positions[:, nodes], context, batch.settings, state.bias[batch.rows])
 
     if thresholds is None:

@@ -140,8 +140,8 @@ class Programs:
             self._queue.put((place, next(self._numbers), program))
 
     def require(self, program: Program, place: int = URGENT) -> None:
-        """Asks for a program in whose place no other can run: if URGENT, it compiles before those that only make others faster.
-        Starts the compiler if there is none."""
+        """As `ask_for`, but starts the compiler if there is none. If URGENT, the program compiles before those that only make
+        others faster."""
         if not self.can_launch(program):
             self.start_compiler()
             self.ask_for(program, place)

@@ -137,7 +137,7 @@ class TreeChoice:
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         for cycle in cycles:
             size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
-            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, size, is_timed and drafts_count, drafts_count))
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, size, is_timed, drafts_count))
         if not cycles:
             self._last_read = None
         self._prefills_before = prefills

@@ -133,7 +133,7 @@ def _given(body: Any) -> Iterator[Given]:
 
 
 def in_fixed_layout(schema: str | dict[str, Any]) -> str | dict[str, Any]:
-    """The schema with this layout, unless it asks for another. What is no schema is refused later."""
+    """The schema with this layout, unless it asks for another. Anything else stays as it is: the engine refuses it."""
     with contextlib.suppress(ValueError, RecursionError):
         read = json.loads(schema) if isinstance(schema, str) else schema
         if isinstance(read, dict) and isinstance(own := read.get("x-guidance", {}), dict):

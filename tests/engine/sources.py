@@ -29,7 +29,7 @@ from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
-from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, UNASKED
+from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2_HEAD, UNASKED
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest, Request
@@ -159,8 +159,6 @@ def built_in_head(target: LoadedTarget) -> LoadedHead:
 
 
 NGRAMS, SHARED, ADAPTIVE = {"ngram": True}, {"ngram": True, "ngram_share": 1}, {"adaptive": True}
-BESIDE_PLAIN = (TreeShape(3, 2, 5), TreeShape(7, 4, 8, 0))
-"""Small, of the kind that SmolLM2 has by default on CPUs (defaults.UNASKED)."""
 SOURCES = {
     "n-grams": Source("n-grams", "7/4/8 4/1/5 5/4/16", None, NGRAMS),
     "n-grams, shared": Source("n-grams", "7/4/8 3/2/5", None, SHARED),
@@ -174,7 +172,7 @@ SOURCES = {
     "EAGLE-3 for some levels and n-grams": Source("merged", "7/4/8/3 5/2/8/1 4/2/6/0", eagle3, NGRAMS),
     "EAGLE-3 and shared n-grams, adaptive": Source("merged", "5/4/8", eagle3, SHARED | ADAPTIVE),
     "EAGLE-3 and n-grams beside plain decoding": Source(
-        "merged", "plain", eagle3, NGRAMS | ADAPTIVE | {"adaptive_trees": BESIDE_PLAIN}
+        "merged", "plain", eagle3, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED[SMOLLM2_HEAD]}
     ),
     "MTP": Source("MTP", "1/1/2 3/2/5", lambda target: random_mtp(target.config)),
     "MTP and n-grams": Source("merged", "1/1/2 5/2/8/1", lambda target: random_mtp(target.config), NGRAMS),

@@ -110,13 +110,10 @@ def forced(options: argparse.Namespace) -> None:
     every, none = rate(list(having.values())), rate(list(lacking.values()))
     equal = all(having[name].output == lacking[name].output for name in having)
     found = {
-        "model": options.model,
-        "tree": str(tree),
-        "fixed layout": options.fixed_layout,
-        "with": round(every, 3),
-        "without": round(none, 3),
-        "equal": equal,
-    }
+        "model": options.model, "tree": str(tree), "fixed layout": options.fixed_layout, "with": round(every, 3),
+        "without": round(none, 3), "equal": equal, "tokens": sum(each.tokens for each in having.values()),
+        "verifications": sum(each.verifications for each in having.values()),
+    }  # fmt: skip
     print(json.dumps({**found, "ratio": round(every / none, 3)}))
 
 
