@@ -89,7 +89,7 @@ def _follow(group: Follower, runner_of: Callable[[int], Runner]) -> None:
                 pool.submit(_compile, group, repeating.runner, program_of(header["compile"]), header["number"])
             elif "launch" in header:
                 program = program_of(header["launch"])
-                repeating.launch(program, group.arrays.decode(program, header["arrays"], data))
+                repeating.launch(program, group.arrays.decode(header, data))
 
 
 def _compile(group: Follower, runner: Runner, program: Program, number: int) -> None:

@@ -32,6 +32,8 @@ type Form = tuple[Any, ...]
 _AS_TEXT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each message
 _INT32 = np.dtype(np.int32)
 _LENGTH = struct.Struct("<I")
+WHOLE = 1 << 13
+"""Bytes of an array that is always sent whole: to find what has changed in it takes longer than to send it."""
 
 
 def pack(header: Header, data: bytes = b"") -> bytes:
@@ -40,34 +42,42 @@ def pack(header: Header, data: bytes = b"") -> bytes:
     return b"".join((_LENGTH.pack(len(text)), text, data))
 
 
-@lru_cache(1024)
-def launch_header(program: Any, how: Form) -> bytes:
-    """The beginning of a launch's message. A program has few of them."""
-    return pack({"launch": described(program), "arrays": how})
-
-
 def unpack(message: bytes) -> tuple[Header, memoryview]:
     """Its header, and the bytes behind it. Raises ValueError if these bytes are not a message."""
     try:
-        (length,) = _LENGTH.unpack_from(message)
-        header = _read_header(message[4 : 4 + length]) if len(message) >= 4 + length else None
+        begin, end = _LENGTH.size, _LENGTH.size + _LENGTH.unpack_from(message)[0]
+        if end > len(message):
+            raise ValueError(f"not a message: {len(message)} bytes, of which the header should take {end}")
+        return _read_header(message[begin:end]), memoryview(message)[end:]
     except (struct.error, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"not a message: {error}") from None
-    if not isinstance(header, Mapping):
-        raise ValueError(f"a message begins with an object, got {header!r:.80}")
-    return header, memoryview(message)[4 + length :]
 
 
 @lru_cache(1024)
-def _read_header(text: bytes) -> Any:
+def _read_header(text: bytes) -> Header:
     """Most headers have come before."""
-    return _frozen(json.loads(text))
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"a message begins with an object, got {header!r:.80}")
+    forms = [_form_of(*each) if isinstance(each, list) else each for each in header.get("arrays", ())]
+    return MappingProxyType({name: forms if name == "arrays" else _frozen(value) for name, value in header.items()})
 
 
 def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return MappingProxyType({name: _frozen(each) for name, each in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+class _Form(NamedTuple):
+    """An array that is sent whole."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    size: int
+    is_kept: bool
+
+
+def _form_of(dtype: str, shape: Sequence[int], is_kept: bool = False) -> _Form:
+    return _Form(np.dtype(dtype), tuple(shape), math.prod(shape), is_kept)
 
 
 @lru_cache(1024)
@@ -77,69 +87,85 @@ def described(program: Any) -> tuple[str, tuple[Any, ...]]:
     return type(program).__name__, tuple(fields)
 
 
-class Arrays:
-    """Arrays as bytes, and back; each end of a connection has one. Both remember the last values of kept arrays.
+class _Sent:
+    """The last launch of a program."""
 
-    In:  Kept([5, 6, 7]), which was [5, 6, 8], and [1, 2] int32
-    Out: 1, ["<i4", [2]] and the bytes of 2 (place), 7 (value), 1, 2
+    def __init__(self) -> None:
+        self.leaves: Sequence[Leaf] = ()
+        self.headers: dict[Any, bytes] = {}
+        """The beginning of its message, by how its arrays are sent: there are few."""
+
+
+class Arrays:
+    """Launches as messages, and back; each end of a connection has one. Both remember the last values of kept arrays.
+
+    In:  Kept([5, 6, 7]), which was this array before, and [1, 2] int32
+    Out: "arrays": [0, ["<i4", [2]]] and the bytes of 1, 2
     """
 
     def __init__(self) -> None:
-        self._last: dict[Any, dict[int, np.ndarray]] = {}
-        """By program, and place among its leaves."""
+        self._sent: dict[Any, _Sent] = {}
+        """By program."""
+        self._received: dict[Any, list[Leaf]] = {}
+        """By a program as described."""
 
-    def encode(self, program: Any, leaves: Sequence[Leaf]) -> tuple[Form, bytes]:
-        """How each is sent, and the bytes. null: not at all; a number: so many changed entries; else [dtype, shape], and a third
-        entry if it is kept."""
+    def encode(self, program: Any, leaves: Sequence[Leaf]) -> bytes:
+        """The message of a launch. How each array is sent: null: not at all; a number: so many changed entries; else [dtype, shape],
+        and a third entry if it is kept."""
+        sent = self._sent.get(program)
+        if sent is None:
+            sent = self._sent[program] = _Sent()
         how: list[Any] = []
-        data: list[bytes] = []
-        kept = self._last.setdefault(program, {})
-        for place, leaf in enumerate(leaves):
+        data: list[bytes] = [b""]
+        for leaf, before in zip(leaves, sent.leaves or (None,) * len(leaves), strict=True):
             if leaf is None:
                 how.append(None)
-                continue
-            if not isinstance(leaf, Kept):
+            elif not isinstance(leaf, Kept):
                 how.append((leaf.dtype.str, leaf.shape))
                 data.append(leaf.tobytes())
-                continue
-            values, last = leaf.values, kept.get(place)
-            if last is values:
+            elif isinstance(before, Kept) and before.values is leaf.values:
                 how.append(0)
-                continue
-            kept[place], flat = values, values.reshape(-1)
-            changed = None if last is None else (last.reshape(-1) != flat).nonzero()[0]
-            if changed is not None and 2 * len(changed) < len(flat):
+            elif isinstance(before, Kept) and (changed := _few_changes(before.values, leaf.values)) is not None:
                 how.append(len(changed))
-                data += [changed.astype(_INT32).tobytes(), flat[changed].tobytes()]
+                data += [changed.astype(_INT32).tobytes(), leaf.values.reshape(-1)[changed].tobytes()]
             else:
-                how.append((values.dtype.str, values.shape, True))
-                data.append(values.tobytes())
-        return tuple(how), b"".join(data)
+                how.append((leaf.values.dtype.str, leaf.values.shape, True))
+                data.append(leaf.values.tobytes())
+        sent.leaves, form = leaves, tuple(how)
+        header = sent.headers.get(form)
+        if header is None:
+            header = sent.headers[form] = pack({"launch": described(program), "arrays": how})
+        data[0] = header
+        return b"".join(data)
 
-    def decode(self, program: Any, how: Form, data: memoryview) -> list[Leaf]:
-        """What the other end encoded."""
+    def decode(self, header: Header, data: memoryview) -> list[Leaf]:
+        """The arrays of a launch."""
         leaves: list[Leaf] = []
-        last = self._last.setdefault(program, {})
-        for place, each in enumerate(how):
-            if each is None:
+        before, at = self._received.get(header["launch"]), 0
+        for place, form in enumerate(header["arrays"]):
+            if form is None:
                 leaves.append(None)
-            elif isinstance(each, int):
-                if each:
-                    places, data = _read(data, _INT32, each)
-                    changed = last[place].copy()
-                    changed.reshape(-1)[places], data = _read(data, changed.dtype, each)
-                    last[place] = changed
-                leaves.append(Kept(last[place]))
+            elif isinstance(form, _Form):
+                values = np.frombuffer(data, form.dtype, form.size, at).reshape(form.shape)
+                at += values.nbytes
+                leaves.append(Kept(values) if form.is_kept else values)
             else:
-                dtype, shape, *is_kept = each
-                flat, data = _read(data, np.dtype(dtype), math.prod(shape))
-                values = flat.reshape(shape)
-                if is_kept:
-                    last[place] = values
-                leaves.append(Kept(values) if is_kept else values)
+                assert before is not None
+                last = before[place]
+                assert isinstance(last, Kept)
+                if form:
+                    changed = last.values.copy()
+                    places = np.frombuffer(data, _INT32, form, at)
+                    changed.reshape(-1)[places] = np.frombuffer(data, changed.dtype, form, at + places.nbytes)
+                    at, last = at + form * (_INT32.itemsize + changed.itemsize), Kept(changed)
+                leaves.append(last)
+        self._received[header["launch"]] = leaves
         return leaves
 
 
-def _read(data: memoryview, dtype: np.dtype, count: int) -> tuple[np.ndarray, memoryview]:
-    """So many numbers, and what follows them."""
-    return np.frombuffer(data, dtype, count), data[count * dtype.itemsize :]
+def _few_changes(before: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """Places in the flat array; None: it is sent whole."""
+    if values.nbytes <= WHOLE:
+        return None
+    changed = (before.reshape(-1) != values.reshape(-1)).nonzero()[0]
+    return changed if 2 * len(changed) < values.size else None

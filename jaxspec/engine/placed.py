@@ -87,6 +87,8 @@ def leaves_to_send(arguments: Sequence[Any]) -> list[Leaf]:
     for each in arguments:
         if isinstance(each, Placed):
             leaves.append(Kept(each.values))
+        elif isinstance(each, np.ndarray):
+            leaves.append(each)
         else:
             leaves += [leaf if isinstance(leaf, np.ndarray) else None for leaf in jax.tree.leaves(each)]
     return leaves

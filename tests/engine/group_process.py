@@ -38,7 +38,7 @@ def stub(hosts: Hosts) -> int:
             if "compile" in header:
                 follower.answer(header["number"])
                 continue
-            follower.arrays.decode(Stub(*header["launch"][1]), header["arrays"], data)
+            follower.arrays.decode(header, data)
     leader = Leader(hosts, KEY, "the same", on_stop=partial(signal.raise_signal, signal.SIGTERM))
     is_told = end_when_told()
     with leader.compiling(Stub(), timed=False):
@@ -73,7 +73,8 @@ def messages(hosts: Hosts) -> int:
             if "compile" in header:
                 follower.answer(header["number"])
                 continue
-            *_, sent = follower.arrays.decode(program_of(header["launch"]), header["arrays"], data)
+            *_, sent = follower.arrays.decode(header, data)
+            program_of(header["launch"])
             assert isinstance(sent, np.ndarray)
             took.append((time.perf_counter_ns() - int(sent[0])) / 1e3)
             if len(took) == MESSAGES:
