@@ -18,7 +18,7 @@ from jaxspec.decoding.top import top, top_of_few
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.head import DraftHead, Head, HeadConfig
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
+from jaxspec.models.linear import DEFAULT_KERNELS, NO_TOKEN, Kernels, only_rows
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
@@ -203,9 +203,11 @@ class HeadDrafter(TrainedDrafter):
         mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
         mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
         metadata = AttentionMetadata(slots - self.first_slot, *self._visible_slots(batch, new.cached, own.cache), mask)
-        out = head(head.embed(new.tokens, target), head.project(new.features), metadata, own.cache)
+        exist = columns < new.size[:, None]
+        embeddings, features = head.embed(jnp.where(exist, new.tokens, NO_TOKEN), target), only_rows(new.features, exist)
+        out = head(embeddings, head.project(features), metadata.of_rows(exist), own.cache)
         path = jnp.broadcast_to(columns, new.tokens.shape)
-        write = (columns < new.size[:, None]) & is_new
+        write = exist & is_new
         pages = write_slots(own.cache, out.window, batch.page_table, path, slots, write)
         hidden = jnp.where((new.size > 0)[:, None], last(out.hidden, new.size), own.hidden[batch.rows])
         return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))

@@ -14,6 +14,7 @@ from jaxspec.decoding.state import Batch, ProgramOutput, State, gather, last, pu
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import Verified, accept, choose_tokens, report
 from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.linear import NO_TOKEN
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
@@ -46,7 +47,8 @@ def prefill(models: Models, state: State, chunk: Chunk, *, scores: bool = False)
     the output has the prompt's log probabilities. No sequence sees another: what one of them reads, no other may write.
     """
     batch, metadata = batch_of(state, chunk), metadata_of(chunk)
-    out = models.target(chunk.tokens, metadata, state.cache, models.drafter.capture)
+    tokens = jnp.where(jnp.arange(chunk.tokens.shape[1]) < chunk.size[:, None], chunk.tokens, NO_TOKEN)
+    out = models.target(tokens, metadata, state.cache, models.drafter.capture)
     tree, logits = root_only(last(chunk.tokens, chunk.size)), models.target.logits(last(out.hidden, chunk.size)[:, None])
     verified = Verified(choose_tokens(state, batch, tree, logits), logits, out.features, out.window)
     accepted = accept(tree, verified.target_tokens, batch, num_steps=0)

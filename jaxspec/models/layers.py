@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import FP8, ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
-from jaxspec.models.linear import Builder
+from jaxspec.models.linear import Builder, only_rows
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 from pallas_kernels.fp8 import Scales
@@ -37,6 +37,10 @@ class AttentionMetadata(NamedTuple):
         """Without a cache."""
         zeros = jnp.zeros(len(positions), jnp.int32)
         return cls(positions, jnp.zeros((len(positions), 0), jnp.int32), zeros, zeros, mask)
+
+    def of_rows(self, exist: Bool[Array, "b w"]) -> "AttentionMetadata":
+        """Where only these rows exist."""
+        return self._replace(mask=only_rows(self.mask, exist))
 
 
 def causal_metadata(batch: int, width: int) -> AttentionMetadata:

@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.sharing import AXES, GATHERED, MESH_AXIS, Shares
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
+from pallas_kernels.dispatch import choose
 from pallas_kernels.product import Product
 from pallas_kernels.rows import ByRows
 from pallas_kernels.tree_attention import tree_attention
@@ -107,10 +108,21 @@ def put_together(part: Float[Array, "*rows part"], size: int) -> Float[Array, "*
     return jax.lax.all_gather(part, MESH_AXIS, axis=part.ndim - 1, tiled=True)[..., :size]
 
 
+NO_TOKEN = -1
+"""At places without a token. What is computed for them means nothing, and CPUs skip most of it: see `only_rows`."""
+
+
+def only_rows(x: Array, exist: Bool[Array, "*rows"]) -> Array:
+    """x [*rows, n]; in programs for CPUs zeros in the rows that don't exist, as products there skip rows of zeros (row_matmul), and
+    attention rows that see nothing, not even themselves. Elsewhere it would save nothing."""
+    return choose(x, exist, on_gpu=lambda x, _: x, elsewhere=lambda x, exist: jnp.where(exist[..., None], x, jnp.zeros((), x.dtype)))
+
+
 def look_up(embedding: Weight, tokens: Int[Array, "*tokens"], dtype: DTypeLike, kernels: Kernels) -> Float[Array, "*tokens h"]:
-    """The tokens' columns of an embedding [h, v]. If devices share it, each looks up those that it has, and they add them up."""
+    """The tokens' columns of an embedding [h, v]; zeros for NO_TOKEN. If devices share it, each looks up those that it has, and they
+    add them up."""
     if kernels.devices == 1:
-        return embedding.lookup(tokens, dtype)
+        return only_rows(embedding.lookup(jnp.maximum(tokens, 0), dtype), tokens >= 0)
     own = tokens - jax.lax.axis_index(MESH_AXIS) * embedding.shape[1]
     is_here = (own >= 0) & (own < embedding.shape[1])
     found = embedding.lookup(jnp.where(is_here, own, 0), dtype)

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, layer_inputs
-from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, look_up, put_together
+from jaxspec.models.linear import DEFAULT_KERNELS, NO_TOKEN, Builder, Kernels, look_up, put_together
 from jaxspec.typing import Array, Float, Int, KeysValues
 from pallas_kernels.weight import Weight
 
@@ -53,11 +53,12 @@ class Llama(nnx.Module):
         cache: tuple[KeysValues, ...] | None = None,
         capture: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Runs the window; `capture` lists the layers whose input residual stream becomes the feature.
+        """Runs the window; `capture` lists the layers whose input residual stream becomes the feature. `tokens` may be NO_TOKEN, where
+        the results mean nothing.
 
         Layer number num_layers, one past the last, means the output of the last layer.
         """
-        x = self.embed(tokens)
+        x, metadata = self.embed(tokens), metadata.of_rows(tokens != NO_TOKEN)
         first_norm, *next_norms = [*(layer.input_layernorm for layer in self.layers), self.norm]
         normed = first_norm(x)
         features, window = [], []

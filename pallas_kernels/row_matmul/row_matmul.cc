@@ -6,9 +6,10 @@ namespace {
 
 struct Product {
   const float* x;          // [m, k]
+  const int64_t* places;   // [m]: the rows of y that belong to x's
   const uint8_t* weights;  // n rows of `stride` bytes
   const float* scales;     // [n], or null
-  float* y;                // [m, n]
+  float* y;                // rows of n
   int64_t m, n, k, stride;
 };
 
@@ -52,6 +53,33 @@ int64_t rows_of_chunk(const Product& p, bool unpacks) {
   return rows < 4 ? 4 : rows;
 }
 
+// Most rows of x that are not zeros have no zero in front.
+bool is_zero(const float* row, int64_t k) {
+  for (int64_t i = 0; i < k; i++)
+    if (row[i] != 0.0f) return false;
+  return true;
+}
+
+// x without its rows of zeros, whose products are zeros: places that have no token, as in a chunk that a prompt does not fill.
+struct RowsOfX {
+  const float* x;
+  int64_t m = 0;
+  std::unique_ptr<int64_t[]> places;
+  std::unique_ptr<float[]> moved;
+
+  RowsOfX(const float* all, int64_t number, int64_t k, float* y, int64_t n) : x(all), places(new int64_t[number]) {
+    for (int64_t i = 0; i < number; i++)
+      if (is_zero(all + i * k, k))
+        memset(y + i * n, 0, n * sizeof(float));
+      else
+        places[m++] = i;
+    if (m == 0 || places[m - 1] == m - 1) return;
+    moved.reset(new float[m * k]);
+    for (int64_t i = 0; i < m; i++) memcpy(moved.get() + i * k, all + places[i] * k, k * sizeof(float));
+    x = moved.get();
+  }
+};
+
 XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, Kind kind, XLA_FFI_DataType dtype, bool scaled) {
   if (is_question(frame)) return nullptr;
   if (frame->args.size != 2 + scaled || frame->rets.size != 1) return error(frame, "row_matmul: wrong number of arguments");
@@ -69,7 +97,10 @@ XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, Kind kind, XLA_FFI_DataType dtype,
   if (m == 0 || n == 0) return nullptr;
   auto* out = static_cast<float*>(y->data);
   if (k == 0) return memset(out, 0, m * n * sizeof(float)), nullptr;
-  Product product = {static_cast<const float*>(x->data), static_cast<const uint8_t*>(weights->data),
+  RowsOfX given(static_cast<const float*>(x->data), m, k, out, n);
+  m = given.m;
+  if (m == 0) return nullptr;
+  Product product = {given.x, given.places.get(), static_cast<const uint8_t*>(weights->data),
                      scales ? static_cast<const float*>(scales->data) : nullptr, out, m, n, k, stride};
   bool unpacks = kind != FLOAT32 && m > most_unpacking(BLOCKS[kind].weights);
   int64_t rows = rows_of_chunk(product, unpacks);
