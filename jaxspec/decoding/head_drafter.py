@@ -203,11 +203,11 @@ class HeadDrafter(TrainedDrafter):
         mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
         mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
         metadata = AttentionMetadata(slots - self.first_slot, *self._visible_slots(batch, new.cached, own.cache), mask)
-        exist = columns < new.size[:, None]
+        exist = columns < jnp.maximum(new.size, 1)[:, None]  # one at least: a cycle that is timed has no tokens
         embeddings, features = head.embed(jnp.where(exist, new.tokens, NO_TOKEN), target), only_rows(new.features, exist)
         out = head(embeddings, head.project(features), metadata.of_rows(exist), own.cache)
         path = jnp.broadcast_to(columns, new.tokens.shape)
-        write = exist & is_new
+        write = (columns < new.size[:, None]) & is_new
         pages = write_slots(own.cache, out.window, batch.page_table, path, slots, write)
         hidden = jnp.where((new.size > 0)[:, None], last(out.hidden, new.size), own.hidden[batch.rows])
         return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))

@@ -133,8 +133,6 @@ def choose_by_threshold(
     filtered = apply_filters(logits, settings)
     nodes = tree.tokens.shape[1]
     is_child = tree.parents[:, None, :] == jnp.arange(nodes)[:, None]  # [b, parent, child]
-    if tree.exist is not None:
-        is_child &= tree.exist[:, None]
     of_child = jnp.take_along_axis(jax.nn.softmax(filtered, -1), jnp.broadcast_to(tree.tokens[:, None], is_child.shape), 2)
     of_child = jnp.where(is_child, of_child, 0.0)
     tried = jnp.cumsum(of_child, -1)  # children come in flat order: the head's likeliest first

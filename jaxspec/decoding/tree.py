@@ -45,8 +45,6 @@ class Tree(NamedTuple):
     """mask[i, j]: node j is node i or one of its ancestors."""
     sources: Int[Array, "b n"] | None = None
     """As in Candidates; 0 for the root."""
-    exist: Bool[Array, "b n"] | None = None
-    """None: all do. A node that does not has no candidate, and is never accepted."""
 
 
 def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b n n"]:
@@ -92,12 +90,10 @@ def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens:
     parents = jnp.sum(picked[:, None, :] <= parents[:, :, None], -1)
     parents = jnp.concatenate([jnp.full_like(parents[:, :1], -1), parents], 1).astype(jnp.int32)
     tokens = jnp.concatenate([root[:, None], jnp.take_along_axis(candidates.tokens, picked, 1)], 1)
-    exist = jnp.take_along_axis(candidates.scores, picked, 1) > -jnp.inf
-    exist = jnp.concatenate([jnp.ones_like(exist[:, :1]), exist], 1)
     sources = candidates.sources
     if sources is not None:
         sources = jnp.concatenate([jnp.zeros_like(sources[:, :1]), jnp.take_along_axis(sources, picked, 1)], 1)
-    return tree_of(tokens, parents, max_depth, sources)._replace(exist=exist)
+    return tree_of(tokens, parents, max_depth, sources)
 
 
 def tree_of(

@@ -12,7 +12,6 @@ from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import Batch, Sequences, State
 from jaxspec.decoding.tree import Tree
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.models.linear import NO_TOKEN
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
@@ -61,8 +60,7 @@ def verify(
     """
     length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
-    exist = ~batch.sequences.done[:, None] if tree.exist is None else tree.exist & ~batch.sequences.done[:, None]
-    out = models.target(jnp.where(exist, tree.tokens, NO_TOKEN), metadata, state.cache, models.drafter.capture)
+    out = models.target(tree.tokens, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
     chosen = choose_tokens(state, batch, tree, logits, thresholds, masks)
     return Verified(chosen, logits, out.features, out.window)
@@ -117,8 +115,6 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
     """
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
-    if tree.exist is not None:
-        matches &= tree.exist
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
     accepted = jnp.where(batch.settings.masked, 0, jnp.max(jnp.where(on_walk, tree.depth, 0), -1))
     columns = jnp.arange(num_steps + 1)

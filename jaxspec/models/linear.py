@@ -115,7 +115,9 @@ NO_TOKEN = -1
 def only_rows(x: Array, exist: Bool[Array, "*rows"]) -> Array:
     """x [*rows, n]; in programs for CPUs zeros in the rows that don't exist, as products there skip rows of zeros (row_matmul), and
     attention rows that see nothing, not even themselves. Elsewhere it would save nothing."""
-    return choose(x, exist, on_gpu=lambda x, _: x, elsewhere=lambda x, exist: jnp.where(exist[..., None], x, jnp.zeros((), x.dtype)))
+    return choose(
+        x, exist, on_gpu=lambda x, _: x, elsewhere=lambda x, exist: jnp.where(exist[..., None], x, jnp.zeros((), x.dtype))
+    )
 
 
 def look_up(embedding: Weight, tokens: Int[Array, "*tokens"], dtype: DTypeLike, kernels: Kernels) -> Float[Array, "*tokens h"]:

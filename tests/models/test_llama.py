@@ -10,11 +10,13 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.head_drafter import DraftInputs, draft, visible_slots
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
+from jaxspec.models.linear import NO_TOKEN
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
 from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
+from pallas_kernels.cpu import what_is_missing
 from pallas_kernels.rotate_qkv.reference import rotate
 from tests.reference import FIXTURES, head, target, trace
 
@@ -81,6 +83,20 @@ def test_a_window_over_no_cache_equals_token_by_token_windows():
     causal = causal_metadata(1, 5)
     shuffled = causal._replace(positions=causal.positions[:, order], mask=causal.mask[:, order][:, :, order])
     np.testing.assert_allclose(module(tokens[:, order], shuffled).hidden, whole[:, order], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [8, 16], ids=["attention by XLA", "by a kernel"])
+def test_places_without_a_token_change_nothing(head_dim):
+    """And with kernels for CPUs they cost next to nothing: their rows stay zeros, whatever the biases, and no product computes them."""
+    model = tiny_target(qkv_bias=True, head_dim=head_dim, num_layers=2)
+    module, tokens = model.merge(model.params), jnp.array([[5, 9, 2], [77, 31, 8]])
+    whole = module(tokens, causal_metadata(2, 3))
+    padded = module(jnp.pad(tokens, ((0, 0), (0, 2)), constant_values=NO_TOKEN), causal_metadata(2, 5))
+    np.testing.assert_allclose(padded.hidden[:, :3], whole.hidden, atol=1e-5)
+    assert np.isfinite(padded.hidden).all()
+    if jax.default_backend() == "cpu" and head_dim == 16 and what_is_missing() is None:
+        np.testing.assert_array_equal(padded.hidden[:, :3], whole.hidden)
+        assert not padded.hidden[:, 3:].any()
 
 
 def test_default_captured_layers():

@@ -64,6 +64,18 @@ def test_a_row_has_the_same_bits_however_many_rows_run(n, k, dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize("format", [None, "q4_1"])
+@pytest.mark.parametrize("zeros", [[0], [5, 6], [1, 4], [*range(7)]])
+def test_rows_of_zeros_are_not_computed(zeros, format):
+    """Their products would be NaN: a weight is infinite. The others have the same bits."""
+    weights = random(1, 9, 64).at[4, 7].set(jnp.inf) if format is None else random_blocks(format, 9, 2)
+    x = random(0, 7, 64)
+    found, whole = (np.array(row_matmul(each, weights, format=format)) for each in (x.at[jnp.array(zeros)].set(0), x))
+    whole[zeros] = 0
+    np.testing.assert_array_equal(found, whole)
+
+
+@needs_kernels
 @pytest.mark.parametrize("rows", [1, 4, 5, 17])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_eight_bits_are_their_numbers_times_the_rows_scale(dtype, rows):
