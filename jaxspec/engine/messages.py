@@ -110,8 +110,8 @@ class Arrays:
         """By a program as described."""
 
     def encode(self, program: Any, leaves: Sequence[Leaf]) -> bytes:
-        """The message of a launch. How an array is sent: null: not at all; a number: so many changed entries; else [dtype, shape], and
-        a third entry if it is kept."""
+        """The message of a launch. An array is sent as null: not at all; as a number: so many changed entries; else as [dtype, shape],
+        with a third entry if it is kept."""
         sent = self._sent.get(program)
         if sent is None:
             sent = self._sent[program] = _Sent()

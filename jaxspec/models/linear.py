@@ -121,8 +121,8 @@ def only_rows(x: Array, exist: Bool[Array, "*rows"]) -> Array:
 
 
 def look_up(embedding: Weight, tokens: Int[Array, "*tokens"], dtype: DTypeLike, kernels: Kernels) -> Float[Array, "*tokens h"]:
-    """The tokens' columns of an embedding [h, v]; zeros for NO_TOKEN. If devices share it, each looks up those that it has, and they
-    add them up."""
+    """The tokens' columns of an embedding [h, v]; zeros for NO_TOKEN. If devices share it, each looks up those that it has, and
+    they add them up."""
     if kernels.devices == 1:
         return only_rows(embedding.lookup(jnp.maximum(tokens, 0), dtype), tokens >= 0)
     own = tokens - jax.lax.axis_index(MESH_AXIS) * embedding.shape[1]
