@@ -25,8 +25,6 @@ type Leaf = np.ndarray | Kept | None
 """An array of a launch. None: every process has it on its device."""
 type Header = Mapping[str, Any]
 """Lists in it are tuples once it has been read."""
-type Form = tuple[Any, ...]
-"""How arrays are sent."""
 
 
 _AS_TEXT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each message
@@ -59,16 +57,18 @@ def _read_header(text: bytes) -> Header:
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError(f"a message begins with an object, got {header!r:.80}")
-    forms = [_form_of(*each) if isinstance(each, list) else each for each in header.get("arrays", ())]
-    return MappingProxyType({name: forms if name == "arrays" else _frozen(value) for name, value in header.items()})
+    read = {name: _frozen(value) for name, value in header.items()}
+    if "arrays" in read:
+        read["arrays"] = tuple(_whole(*each) if isinstance(each, tuple) else each for each in read["arrays"])
+    return MappingProxyType(read)
 
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-class _Form(NamedTuple):
-    """An array that is sent whole."""
+class _Whole(NamedTuple):
+    """How an array is sent whole."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -76,8 +76,8 @@ class _Form(NamedTuple):
     is_kept: bool
 
 
-def _form_of(dtype: str, shape: Sequence[int], is_kept: bool = False) -> _Form:
-    return _Form(np.dtype(dtype), tuple(shape), math.prod(shape), is_kept)
+def _whole(dtype: str, shape: tuple[int, ...], is_kept: bool = False) -> _Whole:
+    return _Whole(np.dtype(dtype), shape, math.prod(shape), is_kept)
 
 
 @lru_cache(1024)
@@ -87,13 +87,10 @@ def described(program: Any) -> tuple[str, tuple[Any, ...]]:
     return type(program).__name__, tuple(fields)
 
 
-class _Sent:
-    """The last launch of a program."""
-
-    def __init__(self) -> None:
-        self.leaves: Sequence[Leaf] = ()
-        self.headers: dict[Any, bytes] = {}
-        """The beginning of its message, by how its arrays are sent: there are few."""
+@lru_cache(1024)
+def _launch_header(program: Any, how: tuple[Any, ...]) -> bytes:
+    """The beginning of a launch's message. A program has few of them."""
+    return pack({"launch": described(program), "arrays": how})
 
 
 class Arrays:
@@ -104,20 +101,15 @@ class Arrays:
     """
 
     def __init__(self) -> None:
-        self._sent: dict[Any, _Sent] = {}
-        """By program."""
-        self._received: dict[Any, list[Leaf]] = {}
-        """By a program as described."""
+        self._last: dict[Any, Sequence[Leaf]] = {}
+        """By program, which is as described at the end that receives."""
 
     def encode(self, program: Any, leaves: Sequence[Leaf]) -> bytes:
-        """The message of a launch. An array is sent as null: not at all; as a number: so many changed entries; else as [dtype, shape],
-        with a third entry if it is kept."""
-        sent = self._sent.get(program)
-        if sent is None:
-            sent = self._sent[program] = _Sent()
+        """The message of a launch. An array is sent as null: not at all; as a number: so many changed entries; or as its dtype,
+        shape and, if it is kept, a third entry."""
         how: list[Any] = []
-        data: list[bytes] = [b""]
-        for leaf, before in zip(leaves, sent.leaves or (None,) * len(leaves), strict=True):
+        data = [b""]
+        for leaf, before in zip(leaves, self._last.get(program) or (None,) * len(leaves), strict=True):
             if leaf is None:
                 how.append(None)
             elif not isinstance(leaf, Kept):
@@ -131,21 +123,17 @@ class Arrays:
             else:
                 how.append((leaf.values.dtype.str, leaf.values.shape, True))
                 data.append(leaf.values.tobytes())
-        sent.leaves, form = leaves, tuple(how)
-        header = sent.headers.get(form)
-        if header is None:
-            header = sent.headers[form] = pack({"launch": described(program), "arrays": how})
-        data[0] = header
+        self._last[program], data[0] = leaves, _launch_header(program, tuple(how))
         return b"".join(data)
 
     def decode(self, header: Header, data: memoryview) -> list[Leaf]:
         """The arrays of a launch."""
         leaves: list[Leaf] = []
-        before, at = self._received.get(header["launch"]), 0
+        before, at = self._last.get(header["launch"]), 0
         for place, form in enumerate(header["arrays"]):
             if form is None:
                 leaves.append(None)
-            elif isinstance(form, _Form):
+            elif isinstance(form, _Whole):
                 values = np.frombuffer(data, form.dtype, form.size, at).reshape(form.shape)
                 at += values.nbytes
                 leaves.append(Kept(values) if form.is_kept else values)
@@ -159,7 +147,7 @@ class Arrays:
                     changed.reshape(-1)[places] = np.frombuffer(data, changed.dtype, form, at + places.nbytes)
                     at, last = at + form * (_INT32.itemsize + changed.itemsize), Kept(changed)
                 leaves.append(last)
-        self._received[header["launch"]] = leaves
+        self._last[header["launch"]] = leaves
         return leaves
 
 

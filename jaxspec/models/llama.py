@@ -53,7 +53,7 @@ class Llama(nnx.Module):
         cache: tuple[KeysValues, ...] | None = None,
         capture: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Runs the window; `capture` lists the layers whose input residual stream becomes the feature. `tokens` may be NO_TOKEN, where
+        """Runs the window; `capture` lists the layers whose input residual stream becomes the feature. Where a token is NO_TOKEN
         the results mean nothing.
 
         Layer number num_layers, one past the last, means the output of the last layer.

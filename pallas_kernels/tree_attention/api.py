@@ -47,9 +47,9 @@ def tree_attention(
     """Scaled dot-product attention of w rows per sequence over its cache and over the window.
 
     A row sees the cache slots start <= i < length (slot i is entry i % page of page page_table[i // page]) and the window keys
-    where its row of `mask` is true. Every row must see at least one window key; in programs for CPUs, where a row that sees none does
-    not exist, its result means nothing and hardly costs anything. Plain decoding, a draft level, verification and
-    chunked prefill are this function with different masks.
+    where its row of `mask` is true. Every row must see at least one window key, but for those of CPU programs
+    that mean nothing: they cost next to nothing. Plain decoding, a draft level, verification and chunked prefill are this function
+    with different masks.
 
     Args:
         q: queries; heads are grouped so that query head h reads KV head h // (heads // kv_heads).

@@ -6,7 +6,6 @@ from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.fp8 import Scales, numbers
 
-
 LOWEST = -1e30
 """The score of keys that a row does not see. Finite: without any, -inf would give it NaN, which other rows would read later."""
 

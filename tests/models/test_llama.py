@@ -87,7 +87,7 @@ def test_a_window_over_no_cache_equals_token_by_token_windows():
 
 @pytest.mark.parametrize("head_dim", [8, 16], ids=["attention by XLA", "by a kernel"])
 def test_places_without_a_token_change_nothing(head_dim):
-    """And with kernels for CPUs they cost next to nothing: their rows stay zeros, whatever the biases, and no product computes them."""
+    """And with kernels for CPUs they cost next to nothing: their rows stay zeros, whatever the biases."""
     model = tiny_target(qkv_bias=True, head_dim=head_dim, num_layers=2)
     module, tokens = model.merge(model.params), jnp.array([[5, 9, 2], [77, 31, 8]])
     whole = module(tokens, causal_metadata(2, 3))
