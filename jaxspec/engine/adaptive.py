@@ -40,6 +40,8 @@ MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 again, and that of the first guess, half of the head's levels."""
 OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
 """In verifications: the weight of a request's factor, and of its first guess, which is 1."""
+TEXT_PRIOR = 3.0
+"""The weight of the first guess where n-grams draft alone: texts differ more in how they repeat than in how a head fits them."""
 OF_TEXT, PROMISING = 1.2, 1.3
 """The first guess of trees that n-grams draft alone, and the accept length from which one without a known time is tried."""
 FIRST_TRY = 100
@@ -70,7 +72,7 @@ class DraftFactors(NamedTuple):
     @classmethod
     def new(cls) -> "DraftFactors":
         """Those of a new request."""
-        return cls(DraftFactor(), DraftFactor())
+        return cls(DraftFactor(), DraftFactor(weight=TEXT_PRIOR))
 
 
 class AdaptiveTrees:
