@@ -9,7 +9,7 @@ Texts differ more than trees do. So what is kept per tree is the accept length o
 its own (`DraftFactors`): its drafts accepted, over those that the estimates promised; one for trees with a head, and one for
 those of n-grams alone, as a text that repeats may be none that the head knows. A batch shares a cycle, and is expected to
 accept what its tree promises, times the mean factor of its requests. Of a request's results the estimate of the tree learns
-only what its factor does not explain: its first ten cycles or so count, and then ever less. So a request whose drafts don't pay
+only what its factor does not explain: its first cycles count (ten or so with a head, three of n-grams alone), and then ever less. So a request whose drafts don't pay
 falls to plain decoding within some tens of cycles, and the next one begins with the tree as before; only several such requests
 change that.
 
@@ -39,7 +39,7 @@ MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 """In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
 again, and that of the first guess, half of the head's levels."""
 OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
-"""In verifications: the weight of a request's factor, and of its first guess, which is 1."""
+"""In verifications: the weight of a request's factor, and of its first guess, which is 1 (with a head)."""
 TEXT_PRIOR = 3.0
 """The weight of the first guess where n-grams draft alone: texts differ more in how they repeat than in how a head fits them."""
 OF_TEXT, PROMISING = 1.2, 1.3

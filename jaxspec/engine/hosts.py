@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import queue
-import select
 import socket
 import struct
 import sys
@@ -279,9 +278,6 @@ class Leader(HostGroup):
         self._is_closing = True
         with self._sending:
             self._tell(pack(END))
-        for link in list(self._links):
-            with contextlib.suppress(OSError), _socket_of(link) as connected:  # or it has gone since
-                connected.shutdown(socket.SHUT_WR)  # which tells those that wait in a launch
         self._all_gone.wait(LEAVING)
 
 
@@ -307,10 +303,9 @@ class Follower:
         wait_for_ever(self._link)
         self.arrays = Arrays()
         self._hosts, self._was_told = hosts, False
-        self._receiving = threading.Lock()
-        self._to_send = queue.SimpleQueue[bytes]()
+        self._received, self._to_send = queue.SimpleQueue[bytes](), queue.SimpleQueue[bytes]()
         """A signal's handler may interrupt a put, and put too: a lock would wait for itself."""
-        for work in (self._watch, self._transmit):
+        for work in (self._receive, self._transmit):
             threading.Thread(target=work, name="group", daemon=True).start()
 
     def _transmit(self) -> None:
@@ -318,31 +313,19 @@ class Follower:
             while True:
                 self._link.send_bytes(self._to_send.get())
 
-    def _watch(self) -> None:
-        """Notices the end of rank 0 while the thread that launches waits in a collective, and reads nothing."""
-        ended = select.poll()
-        ended.register(self._link.fileno(), select.POLLRDHUP)
-        ended.poll()
-        with self._receiving:
-            while self._receive() != _END:
-                pass
-
-    def _receive(self) -> bytes:
-        """The next message. Ends the process if there is none."""
+    def _receive(self) -> None:
+        """Beside the thread that launches, which may wait in a collective: who reads nothing for seconds counts as gone (DEAD)."""
         try:
-            message = self._link.recv_bytes()
+            while (message := self._link.recv_bytes()) != _END:
+                self._received.put(message)
         except (EOFError, OSError):
             end(f"{self._hosts.name(0)} is gone")
-        if message == _END:
-            leave(0)
-        return message
+        leave(0)
 
     def messages(self) -> Iterator[tuple[Header, memoryview]]:
-        """What rank 0 tells, for ever. Read by the thread that launches: a hop between threads takes as long as the way here."""
+        """What rank 0 tells, for ever."""
         while True:
-            with self._receiving:
-                message = self._receive()
-            yield unpack(message)
+            yield unpack(self._received.get())
 
     def answer(self, number: int, error: str = "") -> None:
         """A compilation has ended. Does not wait."""
@@ -373,12 +356,8 @@ def connection_of(connected: socket.socket, patience: int) -> Connection:
 
 def wait_for_ever(link: Connection) -> None:
     """The handshake is over."""
-    with _socket_of(link) as connected:
+    with socket.socket(fileno=os.dup(link.fileno())) as connected:
         _limit(connected, 0)
-
-
-def _socket_of(link: Connection) -> socket.socket:
-    return socket.socket(fileno=os.dup(link.fileno()))
 
 
 def _limit(connected: socket.socket, seconds: int) -> None:

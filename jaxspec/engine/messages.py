@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Kept(NamedTuple):
-    """An array that programs keep on the device between launches: only what has changed is sent."""
+    """An array that programs keep on the device between launches: it is sent when it has changed, a large one in part."""
 
     values: np.ndarray
 
@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 type Leaf = np.ndarray | Kept | None
 """An array of a launch. None: every process has it on its device."""
 type Header = Mapping[str, Any]
-"""Lists in it are tuples once it has been read."""
+"""Once it has been read, lists in it are tuples, and its arrays `_Whole`, numbers or None."""
 
 
 _AS_TEXT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each message
@@ -47,7 +47,7 @@ def unpack(message: bytes) -> tuple[Header, memoryview]:
         if end > len(message):
             raise ValueError(f"not a message: {len(message)} bytes, of which the header should take {end}")
         return _read_header(message[begin:end]), memoryview(message)[end:]
-    except (struct.error, RecursionError, UnicodeDecodeError) as error:
+    except (struct.error, RecursionError, UnicodeDecodeError, TypeError) as error:
         raise ValueError(f"not a message: {error}") from None
 
 
@@ -102,7 +102,7 @@ class Arrays:
 
     def __init__(self) -> None:
         self._last: dict[Any, Sequence[Leaf]] = {}
-        """By program, which is as described at the end that receives."""
+        """The arrays of each program's last launch; the end that receives has the programs as `described`."""
 
     def encode(self, program: Any, leaves: Sequence[Leaf]) -> bytes:
         """The message of a launch. An array is sent as null: not at all; as a number: so many changed entries; or as its dtype,

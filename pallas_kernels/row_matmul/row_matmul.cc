@@ -53,7 +53,7 @@ int64_t rows_of_chunk(const Product& p, bool unpacks) {
   return rows < 4 ? 4 : rows;
 }
 
-// Most rows of x that are not zeros have no zero in front.
+// Stops at the first number that is not zero, in most rows the first.
 bool is_zero(const float* row, int64_t k) {
   for (int64_t i = 0; i < k; i++)
     if (row[i] != 0.0f) return false;

@@ -68,5 +68,5 @@ def blocked_attention(
     _, total, out = jax.lax.fori_loop(jnp.min(start) // slots, -(-jnp.max(length) // slots), attend_block, so_far)
     if scales is not None:
         out *= scales.v[:, None, None]
-    out = (out / total[..., None]).reshape(b, kv_heads, group, w, head_dim)
+    out = (out / jnp.where(total > 0, total, 1)[..., None]).reshape(b, kv_heads, group, w, head_dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(b, w, heads, head_dim).astype(q.dtype)

@@ -11,6 +11,8 @@ import pytest
 
 from pallas_kernels.tree_attention import blocked, mosaic
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
+from pallas_kernels.tree_attention.cpu import cpu_attention
+from pallas_kernels.tree_attention.reference import reference_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
 from tests.pallas_kernels.attention_cases import CASES, DTYPES, TOLERANCES, Case, arrays, definition
 
@@ -157,6 +159,17 @@ class TestBlocks:
         values["mask"] = np.zeros_like(values["mask"])
         values["k_pages"], values["v_pages"] = np.nan_to_num(values["k_pages"]), np.nan_to_num(values["v_pages"])
         check(None, self.CASE, values)
+
+    @pytest.mark.parametrize("attend", [blocked.blocked_attention, cpu_attention, reference_attention])
+    def test_a_row_without_any_key_is_no_nan_and_changes_no_other(self, attend):
+        """As in a chunk that a prompt does not fill: what later layers make of it must not be NaN, as 0 * NaN is NaN."""
+        values = arrays(self.CASE, 1) | {"start": np.array([0, 0]), "length": np.array([0, 0])}
+        whole = np.array(jax.jit(attend)(*map(jnp.asarray, values.values())))
+        values["mask"][:, 2] = False
+        found = np.array(jax.jit(attend)(*map(jnp.asarray, values.values())))
+        assert np.isfinite(found).all()
+        whole[:, 2] = found[:, 2]
+        np.testing.assert_array_equal(found, whole)
 
 
 class TestUnsupported:
