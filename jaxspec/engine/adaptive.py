@@ -9,9 +9,9 @@ Texts differ more than trees do. So what is kept per tree is the accept length o
 its own (`DraftFactors`): its drafts accepted, over those that the estimates promised; one for trees with a head, and one for
 those of n-grams alone, as a text that repeats may be none that the head knows. A batch shares a cycle, and is expected to
 accept what its tree promises, times the mean factor of its requests. Of a request's results the estimate of the tree learns
-only what its factor does not explain: its first cycles count (ten or so with a head, three of n-grams alone), and then ever less. So a request whose drafts don't pay
-falls to plain decoding within some tens of cycles, and the next one begins with the tree as before; only several such requests
-change that.
+only what its factor does not explain: its first cycles count (ten or so with a head, three of n-grams alone), and then ever less.
+So a request whose drafts don't pay falls to plain decoding within some tens of cycles, and the next one begins with the tree as
+before; only several such requests change that.
 
 What n-grams alone would have drafted is known while other trees are in use (repeats.py). So their trees begin with a low guess,
 are first tried when a text repeats, and need few probes: only their times may have changed.
