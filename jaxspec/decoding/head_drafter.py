@@ -203,9 +203,8 @@ class HeadDrafter(TrainedDrafter):
         mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
         mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
         metadata = AttentionMetadata(slots - self.first_slot, *self._visible_slots(batch, new.cached, own.cache), mask)
-        exist = (
-            columns < jnp.maximum(new.size, 1)[:, None]
-        )  # one at least, or trial runs, whose rows have ended, would skip the head
+        # One at least: trial runs, whose rows have ended, would skip the head.
+        exist = columns < jnp.maximum(new.size, 1)[:, None]
         embeddings, features = head.embed(jnp.where(exist, new.tokens, NO_TOKEN), target), only_rows(new.features, exist)
         out = head(embeddings, head.project(features), metadata.of_rows(exist), own.cache)
         path = jnp.broadcast_to(columns, new.tokens.shape)

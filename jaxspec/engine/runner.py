@@ -259,7 +259,8 @@ class Runner:
         if len(group) == 1:
             return True
         program = self.programs.table.prefill_together(group[0].size)
-        # On a CPU tokens take the time, so less than half of them may be padding; on a GPU reading the weights does.
+        # On a GPU reading the weights takes the time. On a CPU tokens do, and padding too where row kernels are missing: so less
+        # than half of them may be padding. Not measured since these kernels skip padding.
         if 2 * len(group) <= program.batch and self.placement.device.platform == "cpu":
             return False
         self.programs.ask_for(program)

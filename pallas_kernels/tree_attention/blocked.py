@@ -6,15 +6,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.fp8 import Scales, numbers
-from pallas_kernels.tree_attention.reference import reference_attention
+from pallas_kernels.tree_attention.reference import UNSEEN, reference_attention
 
 BLOCK = 128
 """Slots, at least a page. Larger blocks pay in large batches, smaller ones for short texts (two cores, AMD EPYC, jax 0.12.0.1,
 November 2026)."""
 READ_WHOLE = 256
 """A page table for at most this many slots is read whole: the loop costs some 40 µs a call."""
-UNSEEN, NOTHING_SEEN = -1e30, -1e20
-"""Added to scores of keys that a row does not see; the largest score before any key. Finite, as -inf - -inf is NaN."""
+NOTHING_SEEN = -1e20
+"""The largest score before any key. Finite, as -inf - -inf is NaN."""
 
 
 @jax.named_scope("tree_attention_blocked")

@@ -6,8 +6,8 @@ from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.fp8 import Scales, numbers
 
-LOWEST = -1e30
-"""The score of keys that a row does not see. Finite: without any, -inf would give it NaN, which other rows would read later."""
+UNSEEN = -1e30
+"""The score of keys that a row does not see. Finite: a row without any would be NaN, which other rows would read later."""
 
 
 @jax.named_scope("tree_attention_reference")
@@ -40,7 +40,7 @@ def reference_attention(
     logits = jnp.einsum("bwkgd,bskd->bkgws", grouped, k, preferred_element_type=jnp.float32) / head_dim**0.5
     if scales is not None:
         logits *= scales.k[:, None, None, None]
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], logits, LOWEST), -1)
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], logits, UNSEEN), -1)
     # The batch axes first: asked for "bwkgd", XLA's CPU compiler would transpose the values, which costs more than the product.
     out = jnp.einsum("bkgws,bskd->bkgwd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
     if scales is not None:

@@ -74,7 +74,7 @@ def messages(hosts: Hosts) -> int:
                 follower.answer(header["number"])
                 continue
             *_, sent = follower.arrays.decode(header, data)
-            program_of(header["launch"])
+            program_of(header["launch"])  # as a follower does
             assert isinstance(sent, np.ndarray)
             took.append((time.perf_counter_ns() - int(sent[0])) / 1e3)
             if len(took) == MESSAGES:
