@@ -7,21 +7,24 @@ tree that is not in use is not measured, so it is tried for a few cycles now and
 
 Texts differ more than trees do. So what is kept per tree is the accept length of a new request, and each request has factors of
 its own (`DraftFactors`): its drafts accepted, over those that the estimates promised; one for trees with a head, and one for
-those of n-grams alone, as a text that repeats may be none that the head knows. A batch shares a cycle, and is expected to
-accept what its tree promises, times the mean factor of its requests. Of a request's results the estimate of the tree learns
-only what its factor does not explain: its first cycles count (ten or so with a head, three of n-grams alone), and then ever less.
-So a request whose drafts don't pay falls to plain decoding within some tens of cycles, and the next one begins with the tree as
-before; only several such requests change that.
+those of n-grams alone. A batch shares a cycle, and is expected to accept what its tree promises to each request, times the
+request's factor. Of a request's results the estimate of a tree with a head learns only what its factor does not explain: its first
+ten cycles or so count, and then ever less. So a request whose drafts don't pay falls to plain decoding within some tens of cycles,
+and the next one begins with the tree as before; only several such requests change that.
 
-What n-grams alone would have drafted is known while other trees are in use (repeats.py). So their trees begin with a low guess,
-are first tried when a text repeats, and need few probes: only their times may have changed.
+N-grams draft well where a text repeats, and that changes from cycle to cycle. How far the text's end has stood before (its match)
+tells it, in all texts much alike: behind 16 equal tokens nearly all drafts are accepted, behind none hardly any. So all estimates
+are kept per level of the match, and those of n-grams alone learn from all results. What they would have drafted is known while
+other trees are in use (repeats.py). So their trees are first tried when a text repeats, and need few probes: only their times may
+have changed.
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, TreeShape
@@ -38,12 +41,15 @@ TIMES_KEPT = 11
 MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 """In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
 again, and that of the first guess, half of the head's levels."""
-OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
-"""In verifications: the weight of a request's factor, and of its first guess, which is 1 (with a head)."""
-TEXT_PRIOR = 3.0
-"""The weight of the first guess where n-grams draft alone: texts differ more in how they repeat than in how a head fits them."""
-OF_TEXT, PROMISING = 1.2, 1.3
-"""The first guess of trees that n-grams draft alone, and the accept length from which one without a known time is tried."""
+OLD = 300
+"""Cycles without a tree after which its accept length is old."""
+OWN_MEMORY, OWN_PRIOR, TEXT_PRIOR = 75.0, 15.0, 3.0
+"""In promised drafts: the weight of a request's factor, and of its first guess, which is 1, with a head and of n-grams alone."""
+LEVELS = (2, 4, 8, 16)
+"""Of the match: from so many tokens on."""
+OF_TEXT, PROMISING = (0.03, 0.1, 0.3, 0.5, 0.9), 1.3
+"""By level, the share of their depth to which n-grams are accepted, as a first guess (measured for depth 7, one cycle before the
+draft: 0.04, 0.1, 0.25, 0.5, 0.9); and the accept length from which a tree without a known time is tried that they draft alone."""
 FIRST_TRY = 100
 """Cycles of plain decoding before a head's tree without a known time is tried: where programs compile at their first use, one that
 a short text would hardly use must not hold it up."""
@@ -59,7 +65,12 @@ class DraftFactor:
 
     value: float = 1.0
     weight: float = OWN_PRIOR
-    """In verifications."""
+    """In promised drafts."""
+
+    def observe(self, accepted: int, promised: float) -> None:
+        """Records the drafts of one verification."""
+        self.weight = min(self.weight, OWN_MEMORY) + promised
+        self.value += (accepted - self.value * promised) / self.weight
 
 
 class DraftFactors(NamedTuple):
@@ -67,12 +78,29 @@ class DraftFactors(NamedTuple):
 
     with_head: DraftFactor
     of_text: DraftFactor
-    """Where a head drafts nothing (TreeShape.head_steps is 0)."""
+    """Where n-grams draft alone."""
 
     @classmethod
     def new(cls) -> "DraftFactors":
         """Those of a new request."""
         return cls(DraftFactor(), DraftFactor(weight=TEXT_PRIOR))
+
+
+class Outlook(NamedTuple):
+    """What is known of one request's drafts when a cycle is chosen."""
+
+    factors: DraftFactors
+    level: int = 0
+    """That of its text's match (`level_of`)."""
+
+
+def level_of(match: int) -> int:
+    """The level of a match of so many tokens.
+
+    In:  9
+    Out: 3
+    """
+    return bisect_right(LEVELS, match)
 
 
 class AdaptiveTrees:
@@ -84,14 +112,14 @@ class AdaptiveTrees:
         n-grams draft alone, of which `observe_accept` is told whatever is in use."""
         if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
-        self._current = self._last = trees[0]  # they differ during a probe
+        self._first = self._current = self._last = trees[0]  # the last two differ during a probe
         self._bucket: int | None = None
         self._probe_cycles = 0  # left of the running probe
-        self._of_text = frozenset(of_text)
-        self._accept = {
-            tree: OF_TEXT if tree in self._of_text or tree.head_steps == 0 else 1 + tree.of_head.num_steps / 2 for tree in trees
-        }
-        self._weight = dict.fromkeys(trees, PRIOR)  # of the accept lengths
+        self._of_text = {*of_text, *[tree for tree in trees if tree.head_steps == 0]}
+        self._merged = {tree: tree.limited(0) for tree in trees if tree.head_steps and tree.limited(0) in self._of_text}
+        self._accept = {tree: self._guess(tree) for tree in trees}  # by level
+        self._weight = {tree: [PRIOR] * len(OF_TEXT) for tree in trees}  # of the accept lengths
+        self._seen = [1, *[0] * len(LEVELS)]  # how often requests had each level
         self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
         self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
         self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
@@ -107,63 +135,85 @@ class AdaptiveTrees:
         times.append(seconds)
         self._seconds[tree, bucket] = median_low(times)
 
-    def observe_accept(self, tree: TreeShape, emitted: Sequence[int], factors: Sequence[DraftFactors]) -> None:
-        """Records the tokens that a cycle emitted for each of its requests, and what they say of their factors. 0: the request had
-        ended before."""
+    def observe_accept(self, tree: TreeShape, emitted: Sequence[int], requests: Sequence[Outlook]) -> None:
+        """Records the tokens that a cycle emitted for each of its requests, of which so much was known when it was chosen. 0: the
+        request had ended before."""
         if tree == PLAIN:  # its one token needs no estimate
             return
-        promised, unexplained, verifications, kind = self._accept[tree] - 1, 0.0, 0, tree.head_steps == 0
-        for tokens, own in zip(emitted, factors, strict=True):
+        for tokens, own in zip(emitted, requests, strict=True):
             if tokens:
-                verifications, factor = verifications + 1, own[kind]
-                unexplained += tokens - 1 - factor.value * promised
-                factor.weight = min(factor.weight, OWN_MEMORY) + 1
-                factor.value += ((tokens - 1) / promised - factor.value) / factor.weight
-        self._weight[tree] = min(self._weight[tree], MEMORY) + verifications
-        self._accept[tree] = max(1 + LEAST, self._accept[tree] + unexplained / self._weight[tree])
+                level, of_text = own.level, tree in self._of_text
+                factor, promised, weight = own.factors[of_text], self._promised(tree, level), self._weight[tree]
+                unexplained = tokens - 1 - promised * (1.0 if of_text else factor.value)
+                factor.observe(tokens - 1, promised)
+                weight[level] = min(weight[level], MEMORY) + 1
+                self._accept[tree][level] = 1 + max(LEAST, promised + unexplained / weight[level])
 
-    def choose(self, bucket: int, factors: Sequence[DraftFactors] = (), ready: Collection[TreeShape] | None = None) -> TreeShape:
-        """The tree for the next cycle, at this compiled batch size, of the requests with these factors. (): of new ones. `ready`:
-        those with programs. None: all."""
+    def choose(self, bucket: int, requests: Sequence[Outlook] = (), ready: Collection[TreeShape] | None = None) -> TreeShape:
+        """The tree for the next cycle, at this compiled batch size, of these requests. (): of new ones. `ready`: those with
+        programs. None: all."""
+        for request in requests:
+            self._seen[request.level] += 1
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket, before = bucket, self._last
         if not self._probe_cycles:
-            means = [sum([own[kind].value for own in factors]) / len(factors) for kind in (0, 1)] if factors else (1.0, 1.0)
-            self._last = self._best_or_probe(bucket, means, self._accept if ready is None else ready)
+            known = requests or [Outlook(DraftFactors.new())]
+            trees = [tree for tree in self._accept if ready is None or tree in ready]
+            self._last = self._best_or_probe(bucket, {tree: fmean(self._expected(tree, own) for own in known) for tree in trees})
         self._switches += self._last != before
         self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
         return self._last
 
     def describe(self) -> AdaptiveState:
-        """A snapshot for the statistics; cheap enough for every step."""
-        best = {bucket: max(rates := self._rates(bucket, self._expected()), key=rates.__getitem__) for _, bucket in self._seconds}
-        return AdaptiveState(self._current, best, dict(self._accept), dict(self._seconds), self._switches, self._probes)
+        """A snapshot for the statistics, of a request with a mean text; cheap enough for every step."""
+        levels = range(len(self._seen))
+        expected = {tree: 1 + fmean([self._promised(tree, level) for level in levels], self._seen) for tree in self._accept}
+        best = {bucket: max(rates := self._rates(bucket, expected), key=rates.__getitem__) for _, bucket in self._seconds}
+        return AdaptiveState(self._current, best, expected, dict(self._seconds), self._switches, self._probes)
 
-    def _expected(self, means: Sequence[float] = (1.0, 1.0)) -> dict[TreeShape, float]:
-        """Tokens per cycle and request of each tree, of requests with these mean factors."""
-        return {tree: 1 + min(means[tree.head_steps == 0] * (accept - 1), tree.num_steps) for tree, accept in self._accept.items()}
+    def _guess(self, tree: TreeShape) -> list[float]:
+        """The accept lengths with which it begins, by level."""
+        of_head = 0.0 if tree in self._of_text else tree.of_head.num_steps / 2
+        return [1 + max(of_head, tree.num_steps * share) for share in OF_TEXT]
+
+    def _expected(self, tree: TreeShape, own: Outlook) -> float:
+        """The tokens of a cycle for such a request."""
+        return 1 + min(own.factors[tree in self._of_text].value * self._promised(tree, own.level), tree.num_steps)
+
+    def _promised(self, tree: TreeShape, level: int) -> float:
+        """The accepted drafts of a cycle for a new request. Of an untried tree that merges a head with n-grams: those of the first
+        tree, and those of n-grams alone."""
+        own = self._accept[tree][level] - 1
+        if self._weight[tree][level] > PRIOR or tree == self._first or (alone := self._merged.get(tree)) is None:
+            return own
+        return min(self._accept[self._first][level] + self._accept[alone][level] - 2, tree.num_steps)
 
     def _rates(self, bucket: int, expected: dict[TreeShape, float]) -> dict[TreeShape, float]:
         """The same per second, of the trees with known cycle times."""
         return {tree: tokens / self._seconds[tree, bucket] for tree, tokens in expected.items() if (tree, bucket) in self._seconds}
 
-    def _best_or_probe(self, bucket: int, means: Sequence[float], ready: Collection[TreeShape]) -> TreeShape:
+    def _best_or_probe(self, bucket: int, expected: dict[TreeShape, float]) -> TreeShape:
         """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
-        expected = {tree: tokens for tree, tokens in self._expected(means).items() if tree in ready}
         rates = self._rates(bucket, expected)
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
-            self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)
+            self._current = best
+            self._doubt(best)
         others = {tree: self._unused[tree] for tree in expected if tree != self._current}
         due = [tree for tree, cycles in others.items() if cycles >= len(others) * self._wait(tree, rates, bucket, expected[tree])]
         if not due:
             return self._current
         tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
         self._probe_cycles, self._probes = PROBE_CYCLES, self._probes + 1
-        self._weight[tree] = min(self._weight[tree], OLD_MEMORY)
+        self._doubt(tree)
         self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
         return tree
+
+    def _doubt(self, tree: TreeShape) -> None:
+        """What was known of it counts less if it was not used for long."""
+        if self._unused[tree] >= OLD:
+            self._weight[tree] = [min(weight, OLD_MEMORY) for weight in self._weight[tree]]
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:
         """Cycles out of use after which the only other tree is probed: more the further it is behind, as it is then unlikelier to

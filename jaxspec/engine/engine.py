@@ -320,8 +320,6 @@ class Engine:
                     self.output.add_prompt_logprobs(program.chunks[0], self.runner.read_prompt_logprobs(program))
             except Exception as error:
                 raise ProgramFailed([*program.requests, *program.unreported]) from error
-            if program.tree is not None:
-                self.trees.was_read([len(each.tokens) for each in emitted])
             if program.most_emitted:
                 for request, new in zip(program.requests, emitted, strict=True):
                     request.in_flight -= 1
@@ -329,6 +327,8 @@ class Engine:
                     self.output.add(request, new, program.tree)
                     if self.lending is not None:
                         self._lend(self.lending, request)
+            if program.tree is not None:
+                self.trees.was_read([len(each.tokens) for each in emitted])
 
     def _lend(self, lending: Lending, request: Request) -> None:
         """Gives a request whose text has grown another stretch if it needs one, and keeps that of one that has ended for others."""

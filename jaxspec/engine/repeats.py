@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 
 KEPT = 4096
 """Tokens of a prompt, the last ones, whose pairs are known: a long one must not hold the engine up."""
+LONGEST = 16
+"""Tokens of a match that are looked for; while the text goes on as it did, the match grows beyond."""
 
 
 @dataclass(slots=True)
 class UntriedDraft:
     """A draft that might have been made."""
 
-    place: int | None = None
-    """Where the text has the next token, if the text goes on as it did there. None: its last pair of tokens is new."""
+    match: int
+    """The text's when it was made, and that of the draft before it, which is what the host knows when it launches a draft."""
+    match_before: int
     accepted: int = 0
 
 
@@ -25,6 +28,10 @@ class UntriedDraft:
 class Repeats:
     """Of one text."""
 
+    match: int = 0
+    """Tokens up to the newest that stand at an earlier place, too."""
+    place: int = 0
+    """Where the text has the next token, if it goes on as it did there; with a match only."""
     seen: int = 0
     """Its tokens that were looked at."""
     behind: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -32,28 +39,40 @@ class Repeats:
     drafts: dict[int, UntriedDraft] = field(default_factory=dict)
     """By depth."""
 
-    def follow(self, text: Sequence[int], prompt: int, depths: Collection[int]) -> Iterator[tuple[int, int]]:
-        """The cycles that the tokens since the last call would have ended, with drafts of each depth: the depth, and how much
-        the cycle would have emitted. `text` begins with a prompt of so many tokens.
+    def follow(self, text: Sequence[int], prompt: int, depths: Collection[int]) -> Iterator[tuple[int, int, int]]:
+        """The cycles that the tokens since the last call would have ended, with drafts of each depth: the depth, how much
+        the cycle would have emitted, and the match that the cycle before it began with. `text` begins with a prompt of so many
+        tokens.
 
         In:  text [1, 2, 3, 1, 2, 3, 9], prompt 5, depths [2]
-        Out: (2, 2): drafted were 3 and 1 behind the second [1, 2], and the 9 came instead of the 1
+        Out: (2, 2, 2): drafted were 3 and 1 behind the second [1, 2], and the 9 came instead of the 1
         """
         if not self.seen:
-            self.drafts = {depth: UntriedDraft() for depth in depths}
             for at in range(max(1, prompt - KEPT), prompt - 1):
                 self.behind[text[at - 1], text[at]] = at + 1
-            self.seen = max(1, prompt - 1)
+            self._look(text, prompt - 1)
+            self.seen = prompt
+            self.drafts = {depth: UntriedDraft(self.match, self.match) for depth in depths}
         for at in range(self.seen, len(text)):
-            token, pair = text[at], (text[at - 1], text[at])
-            behind = self.behind.get(pair)
+            is_repeated = self.match > 0 and text[self.place] == text[at]
+            if is_repeated:
+                self.match, self.place, self.behind[text[at - 1], text[at]] = self.match + 1, self.place + 1, at + 1
+            else:
+                self._look(text, at)
             for depth, draft in self.drafts.items():
-                if draft.place is not None and draft.accepted < depth and text[draft.place] == token:
+                if is_repeated and draft.accepted < depth:
                     draft.accepted += 1
-                    draft.place += 1
-                    continue
-                if at >= prompt:
-                    yield depth, draft.accepted + 1
-                draft.place, draft.accepted = behind, 0
-            self.behind[pair] = at + 1
+                else:
+                    yield depth, draft.accepted + 1, draft.match_before
+                    draft.match, draft.match_before, draft.accepted = self.match, draft.match, 0
         self.seen = len(text)
+
+    def _look(self, text: Sequence[int], at: int) -> None:
+        """Looks for the newest place where the text up to position `at` has stood before."""
+        self.match = 0
+        if at:
+            pair = text[at - 1], text[at]
+            self.place = self.behind.get(pair, 0)
+            while self.match < min(self.place, LONGEST) and text[self.place - 1 - self.match] == text[at - self.match]:
+                self.match += 1
+            self.behind[pair] = at + 1

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
-from jaxspec.engine.adaptive import AdaptiveTrees
+from jaxspec.engine.adaptive import AdaptiveTrees, Outlook, level_of
 from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
 
@@ -44,6 +44,7 @@ class UnreadCycle(NamedTuple):
 
     tree: TreeShape
     requests: list[Request]
+    outlooks: list[Outlook]
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
@@ -85,6 +86,7 @@ class TreeChoice:
         """Plain cycles leave the drafter out, so it lags and catches up."""
         self._of_text = [tree for tree in self.own if tree.num_steps and (from_text or tree.head_steps == 0)]
         self._depths = {tree.num_steps for tree in self._of_text}
+        self._reads_text = from_text or limits_head
         self._adaptive = AdaptiveTrees(self.own, self._of_text) if len(self.own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None
@@ -137,7 +139,7 @@ class TreeChoice:
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         for cycle in cycles:
             size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
-            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, size, is_timed, drafts_count))
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, outlooks(cycle.requests), size, is_timed, drafts_count))
         if not cycles:
             self._last_read = None
         self._prefills_before = prefills
@@ -147,27 +149,26 @@ class TreeChoice:
         """The tree for a cycle of these requests at this compiled batch size, one with programs."""
         if self._adaptive is None:
             return self.own[0]
-        return self._adaptive.choose(bucket, [request.draft_factors for request in requests], ready)
+        return self._adaptive.choose(bucket, outlooks(requests), ready)
 
     def was_read(self, emitted: Sequence[int]) -> None:
-        """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
+        """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests, which have them by now."""
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
         if self._adaptive is None or not any(emitted) or cycle.tree not in self.own or not cycle.drafts_count:
             return
-        self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factors for request in cycle.requests])
+        self._adaptive.observe_accept(cycle.tree, emitted, cycle.outlooks)
         if before is not None and cycle.is_timed:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
-        others = [tree for tree in self._of_text if tree != cycle.tree]
-        for request in cycle.requests if others else ():
-            self._observe_text(self._adaptive, request, others)
+        for request in cycle.requests if self._reads_text else ():
+            self._read_text(self._adaptive, request, [tree for tree in self._of_text if tree != cycle.tree])
 
-    def _observe_text(self, adaptive: AdaptiveTrees, request: Request, trees: Sequence[TreeShape]) -> None:
-        """Records what these trees would have emitted, of the tokens that were read by now."""
-        for depth, emitted in request.repeats.follow(request.tokens, len(request.prompt), self._depths):
-            for tree in trees:
+    def _read_text(self, adaptive: AdaptiveTrees, request: Request, others: Sequence[TreeShape]) -> None:
+        """Looks for repeats in a text's new tokens, and records what these other trees would have emitted."""
+        for depth, emitted, match in request.repeats.follow(request.tokens, len(request.prompt), self._depths):
+            for tree in others:
                 if tree.num_steps == depth:
-                    adaptive.observe_accept(tree, [emitted], [request.draft_factors])
+                    adaptive.observe_accept(tree, [emitted], [Outlook(request.draft_factors, level_of(match))])
 
     def forget_launched(self) -> None:
         """Drops the launched cycles, whose results are lost."""
@@ -208,6 +209,11 @@ class TreeChoice:
             for request in requests:
                 request.held.lag += 1
         return behind
+
+
+def outlooks(requests: Sequence[Request]) -> list[Outlook]:
+    """What is known of their drafts by now."""
+    return [Outlook(request.draft_factors, level_of(request.repeats.match)) for request in requests]
 
 
 def bucket(requests: int, batches: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.adaptive import FIRST_TRY, PROBE_CYCLES, AdaptiveTrees, DraftFactors
+from jaxspec.engine.adaptive import FIRST_TRY, LEVELS, PROBE_CYCLES, AdaptiveTrees, DraftFactors, Outlook, level_of
 
 PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -65,10 +65,14 @@ def accepted(hits: float, depth: int, rng: random.Random) -> int:
     return 1 if not depth or rng.random() >= hits else 1 + accepted(hits, depth - 1, rng)
 
 
-Requests = defaultdict[int, DraftFactors]
+def new_request() -> Outlook:
+    return Outlook(DraftFactors.new())
 
 
-def running(world: World, requests: Requests, now: int) -> list[DraftFactors]:
+Requests = defaultdict[int, Outlook]
+
+
+def running(world: World, requests: Requests, now: int) -> list[Outlook]:
     return [requests[world.request(now) + row] for row in range(world.batch(now))]
 
 
@@ -82,7 +86,7 @@ def observe(controller: AdaptiveTrees, world: World, requests: Requests, tree: T
 
 def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[TreeShape]]:
     """Runs the controller; what a cycle measured arrives after the next choice, as in the engine."""
-    rng, controller, requests = random.Random(seed), AdaptiveTrees(world.trees), Requests(DraftFactors.new)
+    rng, controller, requests = random.Random(seed), AdaptiveTrees(world.trees), Requests(new_request)
     chosen: list[TreeShape] = []
     late: deque[tuple[TreeShape, int]] = deque()
     for tree in world.trees if world.seeded is not None else ():
@@ -230,9 +234,9 @@ def test_many_trees_share_the_budget_of_probes():
 
 def steady(seconds: dict[TreeShape, float], tokens: int) -> AdaptiveTrees:
     """A controller that knows exact times, and that a chain's four verifications emit `tokens`."""
-    controller, factors = AdaptiveTrees((CHAIN, PLAIN)), [DraftFactors.new() for _ in range(20)]
+    controller, requests = AdaptiveTrees((CHAIN, PLAIN)), [new_request() for _ in range(20)]
     for _ in range(30):
-        controller.observe_accept(CHAIN, [tokens // 4 + (number < tokens % 4) for number in range(4)] * 5, factors)
+        controller.observe_accept(CHAIN, [tokens // 4 + (number < tokens % 4) for number in range(4)] * 5, requests)
         for tree, time in seconds.items():
             controller.observe_time(tree, 1, time)
     return controller
@@ -243,16 +247,16 @@ class Text:
     """A request, and the chance of a hit in it."""
 
     hits: float
-    factors: DraftFactors = field(default_factory=DraftFactors.new)
+    outlook: Outlook = field(default_factory=new_request)
 
 
 def serve(controller: AdaptiveTrees, texts: Sequence[Text], cycles: int, rng: random.Random) -> list[TreeShape]:
     """The trees that were chosen for these requests together, where a cycle of the chain takes 1.8 plain ones."""
-    chosen, factors = [], [text.factors for text in texts]
+    chosen, requests = [], [text.outlook for text in texts]
     for _ in range(cycles):
-        chosen.append(tree := controller.choose(len(texts), factors))
+        chosen.append(tree := controller.choose(len(texts), requests))
         controller.observe_time(tree, len(texts), 1.8 if tree == CHAIN else 1.0)
-        controller.observe_accept(tree, [accepted(text.hits, tree.num_steps, rng) for text in texts], factors)
+        controller.observe_accept(tree, [accepted(text.hits, tree.num_steps, rng) for text in texts], requests)
     return chosen
 
 
@@ -298,26 +302,32 @@ def test_it_tries_again_when_a_text_may_have_turned_good():
         assert after[-500:].count(CHAIN) >= 470, f"{after.count(CHAIN)} of 3000"
 
 
-def test_a_text_that_repeats_is_drafted_by_n_grams_alone_though_the_head_pays_for_others():
-    """And one that the head knows by the head, where the other kind came before: each kind of tree has a factor of its own."""
-    alone, plain_time = TreeShape(7, 4, 8, 0), {PLAIN: 1.0}
-    seconds = {LARGE: 2.0, alone: 1.4, **plain_time}
-    controller, rng, chosen = AdaptiveTrees(tuple(seconds), [alone]), random.Random(0), list[list[TreeShape]]()
+def test_each_cycle_is_drafted_by_what_the_match_promises():
+    """N-grams alone behind a long match, though the head pays, and the head behind none, in one text, whatever came before. Long
+    matches cost the head's tree nothing: behind none its estimate stays."""
+    alone, rng = TreeShape(7, 4, 8, 0), random.Random(0)
+    seconds = {LARGE: 2.0, alone: 1.4, PLAIN: 1.0}
+    controller = AdaptiveTrees(tuple(seconds), [alone])
     for tree, time in seconds.items():
         controller.observe_time(tree, 1, time)
-    for of_text in (0.05, 0.9) * 10:
-        chosen.append([])
-        factors = [DraftFactors.new()]
-        for _ in range(300):
-            tree = controller.choose(1, factors)
+    chosen: dict[int, list[TreeShape]] = {0: [], len(LEVELS): []}
+    for _ in range(30):
+        factors, level = DraftFactors.new(), rng.choice(list(chosen))
+        for _ in range(100):
+            level = level if rng.random() < 0.8 else rng.choice(list(chosen))
+            request, of_text = [Outlook(factors, level)], 0.9 if level else 0.05
+            tree = controller.choose(1, request)
             hits = max(0.75, of_text) if tree == LARGE else of_text
-            controller.observe_accept(tree, [accepted(hits, tree.num_steps, rng)], factors)
+            controller.observe_accept(tree, [accepted(hits, tree.num_steps, rng)], request)
             if tree != alone:  # the text tells
-                controller.observe_accept(alone, [accepted(of_text, alone.num_steps, rng)], factors)
-            chosen[-1].append(tree)
-    prose, repeats = chosen[-10::2], chosen[-9::2]
-    assert min(each.count(LARGE) for each in prose) > 200, [each.count(LARGE) for each in prose]
-    assert min(each.count(alone) for each in repeats) > 200, [each.count(alone) for each in repeats]
+                controller.observe_accept(alone, [accepted(of_text, alone.num_steps, rng)], request)
+            chosen[level].append(tree)
+    assert min(each.count(tree) / len(each) for each, tree in zip(chosen.values(), (LARGE, alone), strict=True)) > 0.95
+    assert controller.describe().accept_lengths[LARGE] > 3
+
+
+def test_levels_begin_where_they_say():
+    assert [level_of(match) for match in (0, 1, 2, 3, 4, 7, 8, 15, 16, 4000)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_many_bad_requests_change_what_a_new_one_begins_with():
@@ -361,7 +371,7 @@ def test_a_new_batch_size_ends_a_probe():
 
 def test_describe_tells_what_is_believed():
     controller = steady({CHAIN: 2.0, PLAIN: 1.0}, tokens=9)
-    controller.observe_accept(PLAIN, [1, 0, 1, 1], [DraftFactors.new() for _ in range(4)])
+    controller.observe_accept(PLAIN, [1, 0, 1, 1], [new_request() for _ in range(4)])
     own = controller.describe()
     assert own.accept_lengths[PLAIN] == 1 and own.accept_lengths[CHAIN] == pytest.approx(2.25, abs=0.05)
     assert own.seconds == {(CHAIN, 1): 2.0, (PLAIN, 1): 1.0}

@@ -3,9 +3,11 @@
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.defaults import UNASKED
-from jaxspec.engine.adaptive import AdaptiveTrees, DraftFactors
+from jaxspec.engine.adaptive import LEVELS, AdaptiveTrees, DraftFactors, Outlook
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.trees import TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
@@ -34,8 +36,8 @@ class Served:
             emitted = emitted_by(text, len(request.tokens) - 1, planned.tree.num_steps)
             self.now += SECONDS[planned.tree]
             self.cycles.append(planned.tree)
-            self.trees.was_read([emitted])
             request.tokens += text[len(request.tokens) :][:emitted]
+            self.trees.was_read([emitted])
         assert self.trees.plan([], [1], ready, prefills=False) == []
         return (len(text) - PROMPT) / (self.now - before)
 
@@ -79,15 +81,33 @@ def test_a_tree_is_used_when_its_program_is_there():
     assert served.serve(edited(rng)) > 1.5
 
 
+MERGED = dict(zip(adaptive_trees(TreeShape(5, 4, 8), limits_head=True), (3.0, 3.4, 2.1, 2.6, 1.0), strict=True))
+"""The trees beside a head, and seconds of a cycle."""
+OWN, DEEP, OF_TEXT = list(MERGED)[:3]
+
+
+def beside_a_head() -> AdaptiveTrees:
+    adaptive = AdaptiveTrees(tuple(MERGED), [OF_TEXT])
+    for tree, seconds in MERGED.items():
+        adaptive.observe_time(tree, 1, seconds)
+    return adaptive
+
+
 def test_beside_a_head_the_first_cycles_are_those_of_its_own_tree():
-    """Deeper n-grams and n-grams alone promise nothing yet, however fast they are; of a text that repeats they soon do."""
-    trees = adaptive_trees(TreeShape(5, 4, 8), limits_head=True)
-    seconds = dict(zip(trees, (3.0, 3.0, 1.6, 2.2, 1.0), strict=True))
-    of_text = TreeShape(7, 4, 8, 0)
-    adaptive, factors = AdaptiveTrees(trees, [of_text]), DraftFactors.new()
-    for tree, time in seconds.items():
-        adaptive.observe_time(tree, 1, time)
-    assert adaptive.choose(1, [factors]) == trees[0]
-    for _ in range(8):
-        adaptive.observe_accept(of_text, [8], [factors])
-    assert adaptive.choose(1, [factors]) == of_text
+    """N-grams alone promise little, however fast they are, but behind a long match."""
+    adaptive, factors = beside_a_head(), DraftFactors.new()
+    assert adaptive.choose(1, [Outlook(factors)]) == OWN
+    assert adaptive.choose(1, [Outlook(factors, len(LEVELS))]) == OF_TEXT
+
+
+def test_deeper_n_grams_beside_a_head_promise_what_both_bring_until_they_were_tried():
+    """So they are tried where that is most, and then known by themselves."""
+    adaptive = beside_a_head()
+    for _ in range(100):
+        adaptive.observe_accept(OWN, [3], [Outlook(DraftFactors.new())])
+        adaptive.observe_accept(OF_TEXT, [2], [Outlook(DraftFactors.new())])
+    assert adaptive.describe().accept_lengths[DEEP] == pytest.approx(4, abs=0.2)
+    assert adaptive.choose(1, [Outlook(DraftFactors.new())]) == DEEP
+    for _ in range(60):
+        adaptive.observe_accept(DEEP, [3], [Outlook(DraftFactors.new())])
+    assert adaptive.choose(1, [Outlook(DraftFactors.new())]) == OWN

@@ -127,8 +127,9 @@ def test_what_a_request_accepted_goes_with_it():
         trees.plan([bad], [2], trees.all, prefills=False)
         trees.was_read([4, 1])
         trees.was_read([1])
-    assert bad.draft_factors.with_head.value < 0.5 < 1 < good.draft_factors.with_head.value
-    assert (good.draft_factors.with_head.weight, bad.draft_factors.with_head.weight) == (OWN_PRIOR + 20, OWN_PRIOR + 40)
+    with_head = [request.draft_factors.with_head for request in (good, bad)]
+    assert with_head[1].value < 0.5 < 1 < with_head[0].value
+    assert OWN_PRIOR < with_head[0].weight < with_head[1].weight
     ended = [weakref.ref(good), weakref.ref(bad)]
     del good, bad
     gc.collect()
