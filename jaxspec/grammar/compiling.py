@@ -51,10 +51,8 @@ OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 class VocabularySource(NamedTuple):
     """What llguidance must know of a tokenizer, in a form that a process can be sent."""
 
-    tokenizer: str | None
-    """A tokenizer.json."""
-    tokens: Sequence[str] | None
-    """In place of a tokenizer, the bytes of every token, as Latin-1."""
+    tokenizer: str
+    """A tokenizer.json; "byte": token i is the byte i."""
     size: int
     """Of the model's vocabulary."""
     ends: Sequence[int]
@@ -62,33 +60,7 @@ class VocabularySource(NamedTuple):
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes up to a second."""
-        if self.tokenizer is not None:
-            return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
-        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(self.tokens or ())))
-
-
-class _Tokens:
-    """Tokens by their bytes, as TokenizerWrapper takes them. Their end of sequence is a token of its own, behind the vocabulary."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: Sequence[str]):
-        self.tokens = [*(token.encode("latin-1") for token in tokens), b"<end>"]
-        self.eos_token_id = len(tokens)
-        self.special_token_ids = [len(tokens)]
-        self._ids = {token: number for number, token in reversed([*enumerate(self.tokens[:-1])]) if token}
-        self._longest = max(map(len, self.tokens))
-
-    def __call__(self, text: bytes) -> list[int]:
-        """The longest tokens, from left to right."""
-        ids: list[int] = []
-        while text:
-            size = next((size for size in range(self._longest, 0, -1) if text[:size] in self._ids), 0)
-            if not size:
-                break
-            ids.append(self._ids[text[:size]])
-            text = text[size:]
-        return ids
+        return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
 
 
 def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguidance.LLMatcher:
