@@ -1,7 +1,6 @@
 """The messages of a conversation in OpenAI's form, tool calls and their results included, and what chat templates get of them."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, ValidationInfo, field_validator
@@ -112,11 +111,6 @@ class Message(RequestModel):
 
 
 type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
-
-
-def for_template(messages: Sequence[Message], param: str) -> list[dict[str, Any]]:
-    """A conversation as chat templates expect it; `param`: the client's name of it. Raises ApiError."""
-    return [message.for_template(f"{param}.{index}") for index, message in enumerate(messages)]
 
 
 def json_object(text: str, param: str) -> dict[str, Any]:

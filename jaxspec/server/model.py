@@ -129,20 +129,20 @@ class ServedModel:
         self._refuse_too_long(self.tokenizer, prompt, param)
         return self.tokenizer.encode(prompt)
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], param: str, *template: Any, **more: Any) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], *template: Any, **more: Any) -> str:
         """A conversation and the start of the reply. `template`, `more`: as ChatTemplate.render takes them."""
         if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
-            raise ApiError(400, f"{param}: this model has no {what}", param=param)
+            raise ApiError(400, f"messages: this model has no {what}", param="messages")
         try:
-            return self.chat_template.render(messages, *template, param=param, **more)
+            return self.chat_template.render(messages, *template, **more)
         except RenderError as error:
             raise ApiError(error.status, str(error), param=error.param) from None
 
-    def chat_token_ids(self, text: str, param: str) -> list[int]:
+    def chat_token_ids(self, text: str) -> list[int]:
         """Token ids of such a text."""
         assert self.tokenizer is not None
-        self._refuse_too_long(self.tokenizer, text, param)
+        self._refuse_too_long(self.tokenizer, text, "messages")
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
     def has_special(self, *tags: str) -> bool:

@@ -138,7 +138,7 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
             message = "add_special_tokens must not be true with messages: the chat template writes the special tokens"
             raise ApiError(400, message, param="add_special_tokens")
         use = chosen_tools(body.tools, None, None, model)
-        tokens: Any = model.chat_token_ids(conversation_text(body.messages, body, model, use), "messages")
+        tokens: Any = model.chat_token_ids(conversation_text(body.messages, body, model, use))
     else:
         given = {
             "tools": bool(body.tools),

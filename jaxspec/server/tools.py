@@ -10,7 +10,7 @@ from pydantic import FailFast, Field
 
 from jaxspec.grammar.compiling import format_of
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName, for_template
+from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
 from jaxspec.server.errors import ApiError, refused
 from jaxspec.server.fields import RequestModel, TemplateOptions, described_as
 from jaxspec.server.model import ServedModel
@@ -172,12 +172,11 @@ def conversation_text(
     if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
         message = "continue_final_message needs a last message of the role assistant, without tool_calls"
         raise ApiError(400, message, param="continue_final_message")
-    found = with_instructions(for_template(messages, "messages"), use, model)
+    found = with_instructions([each.for_template(f"messages.{index}") for index, each in enumerate(messages)], use, model)
     if continues:
         found[-1] = {**found[-1], "content": found[-1]["content"] + CONTINUES}
     text = model.chat_text(
         found,
-        "messages",
         asked.chat_template_kwargs,
         tools=None if use is None else use.for_template(),
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,

@@ -118,14 +118,10 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        param: str = "messages",
     ) -> str:
         """The conversation and the start of the reply, as text. Takes about a millisecond, at most twice the limit of time.
 
-        Args:
-            options: the request's chat_template_kwargs.
-            tools: in OpenAI's form.
-            param: the client's name of the messages.
+        `options`: the request's chat_template_kwargs; `tools`: in OpenAI's form.
 
         Raises RenderError: the template has no such option, refuses the conversation or exceeds a limit, or all processes are busy.
         """
@@ -142,7 +138,7 @@ class ChatTemplate:
         with self._process() as process:
             reply = self._ask(process, {"variables": variables}, self._seconds)
         if "error" in reply:
-            raise RenderError(400, f"{param}: the model's chat template can't render them: {_quote(reply['error'])}", param)
+            raise RenderError(400, f"messages: the model's chat template can't render them: {_quote(reply['error'])}", "messages")
         return reply["text"]
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, 
     fault."""
     use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
     text = conversation_text(body.messages, body, model, use)
-    return use, text, model.chat_token_ids(text, "messages")
+    return use, text, model.chat_token_ids(text)
 
 
 def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:
