@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import RequestModel, described_as
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -121,5 +121,5 @@ def json_object(text: str, param: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ApiError(400, f"{param} must be the text of a JSON object", param=param)
+        raise wrong(param, "must be the text of a JSON object")
     return found

@@ -12,7 +12,7 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.engine.speculation import Speculation
-from jaxspec.server.errors import ApiError, refused
+from jaxspec.server.errors import ApiError, refused, wrong
 from jaxspec.text.answer_parser import AnswerFormat
 
 MAX_LOGPROBS = 2**21
@@ -116,7 +116,7 @@ class RunningRequests:
         Several may share a name, unless it is a client's: then `param` is its field, and a name in use raises ApiError.
         """
         if param is not None and (used := [name for name in names if name in self._engine_ids]):
-            raise ApiError(400, f"{param} {used[0]!r} is in use by a running request: choose another", param=param)
+            raise wrong(param, f"{used[0]!r} is in use by a running request: choose another")
         for name, engine_ids in names.items():
             self._engine_ids.setdefault(name, set()).update(engine_ids)
         try:
@@ -146,8 +146,7 @@ async def start(running: RunningRequests, request: Request, batch: RequestBatch,
     running.check_open()
     if (count := batch.max_logprobs) > MAX_LOGPROBS:
         param = client_names.get("logprobs", "logprobs")
-        message = f"{param}: the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request"
-        raise ApiError(400, message, param=param)
+        raise wrong(f"{param}:", f"the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request")
     timeout = running.request_timeout
     requests = [replace(each, params=copy, timeout=timeout) for each in batch.prompts for copy in each.params.copies()]
     unique = uuid.uuid4().hex
@@ -165,8 +164,7 @@ def _register(
     """Makes the batch known by its names. A client's rid must be free. Several requests may share an x-request-id, as proxies
     repeat it when they retry."""
     if isinstance(batch.rid, list) and not len(set(batch.rid)) == len(batch.rid) == len(batch.prompts):
-        message = f"{param} must be one name, or a different one for each of the {len(batch.prompts)} prompts"
-        raise ApiError(400, message, param=param)
+        raise wrong(param, f"must be one name, or a different one for each of the {len(batch.prompts)} prompts")
     engine_ids_of: dict[str, list[str]] = {}
     for name, engine_id in zip(batch.names(request.state.request_id), engine_ids, strict=True):
         engine_ids_of.setdefault(name, []).append(engine_id)

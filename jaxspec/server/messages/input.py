@@ -9,7 +9,7 @@ from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, TextPart, ToolCall, ToolName
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, Only, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -120,7 +120,7 @@ def _answer(blocks: Sequence[InputBlock], param: str) -> Message:
             if block.type == "tool_use"
         ]
     except RecursionError:
-        raise ApiError(400, f"{param}: the input of a call is nested too deeply", param=param) from None
+        raise wrong(f"{param}:", "the input of a call is nested too deeply") from None
     thinking = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
     content = parts_of(blocks) or (None if calls else "")
     return Message(role="assistant", tool_calls=calls or None, content=content, reasoning_content=thinking or None)

@@ -7,7 +7,7 @@ from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, ToolCall, ToolName, json_object
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -101,7 +101,7 @@ class Turn:
         else:
             json_object(item.arguments or "", f"{param}.arguments")
             if len(self._calls) == MAX_TOOLS:
-                raise ApiError(400, f"{param} is the call number {MAX_TOOLS + 1} of a turn; at most {MAX_TOOLS} fit", param=param)
+                raise wrong(param, f"is the call number {MAX_TOOLS + 1} of a turn; at most {MAX_TOOLS} fit")
             function = FunctionCall(name=item.name or "", arguments=item.arguments or "")
             self._calls.append(ToolCall(id=item.call_id, function=function))
 
