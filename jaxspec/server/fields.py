@@ -110,7 +110,10 @@ type CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 type RequestName = Annotated[str, Field(max_length=MAX_NAME, pattern="^[ -~]+$")]
 """Printable ASCII, as in the header x-request-id."""
 type RequestNames = Annotated[list[RequestName], Field(min_length=1), FailFast()]
-NAME_OR_NAMES = f"a name of 1 to {MAX_NAME} printable ASCII characters, or a list of such names, one for each prompt"
+NameOrNames = Annotated[
+    RequestName | RequestNames | None,
+    described_as(f"a name of 1 to {MAX_NAME} printable ASCII characters, or a list of such names, one for each prompt"),
+]
 
 
 def _limit_template_options(value: Any) -> Any:

@@ -16,15 +16,13 @@ from jaxspec.server.errors import ApiError, wrong
 from jaxspec.server.fields import (
     EACH,
     MAX_INT,
-    NAME_OR_NAMES,
     ONE,
     CacheSalt,
     ListsOfTokenIds,
     LogprobCount,
+    NameOrNames,
     Priority,
     RequestModel,
-    RequestName,
-    RequestNames,
     StringOrStrings,
     TokenIds,
     described_as,
@@ -93,7 +91,7 @@ class GenerateRequest(RequestModel):
     """Larger is more urgent."""
     speculative: SpeculativeOptions | None = None
     """Our own: speculation for this request."""
-    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    rid: NameOrNames = None
     """The request's name for /abort_request and meta_info.id; a list names each prompt."""
 
     @property
