@@ -137,7 +137,7 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
         if body.add_special_tokens:
             raise wrong("add_special_tokens", "must not be true with messages: the chat template writes the special tokens")
         use = chosen_tools(body.tools, None, None, model)
-        tokens: Any = model.chat_token_ids(conversation_text(body.messages, body, model, use))
+        lists = [model.chat_token_ids(conversation_text(body.messages, body, model, use))]
     else:
         given = {
             "tools": bool(body.tools),
@@ -148,24 +148,21 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
         for name, is_given in given.items():
             if is_given:
                 raise wrong(name, "needs messages")
-        tokens = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
-    is_list = isinstance(body.prompt, list)
-    strings: Any = None
-    if body.return_token_strs:
-        convert = tokenizer.convert_ids_to_tokens
-        strings = [convert(each) for each in tokens] if is_list else convert(tokens)
-    count = [len(each) for each in tokens] if is_list else len(tokens)
-    return TokenizeResponse(tokens=tokens, count=count, max_model_len=model.context_length, token_strs=strings)
+        lists = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
+    strings = [tokenizer.convert_ids_to_tokens(each) for each in lists] if body.return_token_strs else None
+    found: dict[str, Any] = {"tokens": lists, "count": [len(each) for each in lists], "token_strs": strings}
+    if not isinstance(body.prompt, list):  # there is one
+        found = {name: each and each[0] for name, each in found.items()}
+    return TokenizeResponse(max_model_len=model.context_length, **found)
 
 
-def _encode(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[int] | list[list[int]]:
+def _encode(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[list[int]]:
     texts = [given] if isinstance(given, str) else given or []
     if (length := sum(map(len, texts))) > MAX_CHARACTERS:
         raise wrong("prompt", f"has {length} characters; a request takes at most {MAX_CHARACTERS}")
     for text in texts:
         check_unicode(text, "prompt")
-    ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    return ids[0] if isinstance(given, str) else ids
+    return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 
 def detokenize_request(body: DetokenizeRequest, model: ServedModel) -> DetokenizeResponse:
