@@ -83,10 +83,8 @@ class Message(RequestModel):
 
     @property
     def text(self) -> str:
-        """The content as one string, parts joined by line breaks."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "\n".join(part.text for part in self.content)
+        """The content as one string."""
+        return text_of(self.content)
 
     def for_template(self, param: str) -> dict[str, Any]:
         """The message as chat templates expect it. `param`: its name. Raises ApiError for arguments that are no JSON object."""
@@ -111,6 +109,13 @@ class Message(RequestModel):
 
 
 type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
+
+
+def text_of(given: str | list[Any] | None) -> str:
+    """A text or its parts, which have one each, as one string, joined by line breaks."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return "\n".join(part.text for part in given)
 
 
 def json_object(text: str, param: str) -> dict[str, Any]:

@@ -132,7 +132,10 @@ class ChatTemplate:
                 message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
                 raise RenderError(400, message, "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
-            messages = [{**each, "role": "system"} if is_developers(each) else each for each in messages]
+            messages = [
+                {**each, "role": "system"} if isinstance(each, Mapping) and each.get("role") == "developer" else each
+                for each in messages  # the template reports one of a wrong type
+            ]
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options}
         variables |= {"tools": tools} if tools else {}
         with self._process() as process:
@@ -280,11 +283,6 @@ class Renderer:
                 raise ValueError(f"the text has more than {self._max_characters} characters")
             pieces.append(piece)
         return "".join(pieces)
-
-
-def is_developers(message: Any) -> bool:
-    """Whether the message has the role `developer`. The template reports a message of a wrong type."""
-    return isinstance(message, Mapping) and message.get("role") == "developer"
 
 
 def sandbox() -> ImmutableSandboxedEnvironment:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, ToolCall, ToolName, json_object
+from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, ToolCall, ToolName, json_object, text_of
 from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
@@ -111,13 +111,6 @@ class Turn:
             thinking = "\n".join(self._thinking) or None
             content = "" if self._content is None and not self._calls else self._content
             yield Message(role="assistant", tool_calls=self._calls or None, content=content, reasoning_content=thinking)
-
-
-def text_of(given: str | Sequence[ItemText] | None) -> str:
-    """Texts as one string, joined by line breaks as in messages of a chat."""
-    if given is None or isinstance(given, str):
-        return given or ""
-    return "\n".join(each.text for each in given)
 
 
 def messages_of(given: str | Sequence[InputItem], instructions: str | None) -> list[Message]:
