@@ -69,8 +69,8 @@ class InputItem(KindedModel):
         for name, given in (("content", self.content), ("output", self.output), ("summary", self.summary)):
             for text in given if isinstance(given, list) else ():
                 if text.type not in expected:
-                    shown = {"kind": self.type, "name": name, "expected": " or ".join(expected), "got": text.type}
-                    raise PydanticCustomError("text", "of the type {kind} takes {expected} in {name}, not {got}", shown)
+                    said = f"of the type {self.type} takes {' or '.join(expected)} in {name}, not {text.type}"
+                    raise PydanticCustomError("text", said)
         return self
 
 
