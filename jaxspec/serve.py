@@ -275,11 +275,7 @@ def url_of(listener: socket.socket) -> str:
 
 def known_settings(arguments: ServerArguments, models: "LoadedModels") -> ServerSettings:
     """The settings, with the values that were chosen for options not given."""
-    found = {
-        "speculative_algorithm": models.algorithm,
-        "dtype": str(models.target.dtype),
-        **settings_in_use(models.engine.config),
-    }
+    found = {"speculative_algorithm": models.algorithm, "dtype": str(models.target.dtype), **settings_in_use(models.engine.config)}
     return replace(arguments.settings, shown={**arguments.settings.shown, **found})
 
 

@@ -6,16 +6,7 @@ from pydantic import FailFast, Field
 
 from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
 from jaxspec.server.errors import ApiError, restated, wrong
-from jaxspec.server.fields import (
-    Priority,
-    RequestModel,
-    RequestName,
-    Schema,
-    Strings,
-    TemplateOptions,
-    TokenCount,
-    adding,
-)
+from jaxspec.server.fields import Priority, RequestModel, RequestName, Schema, Strings, TemplateOptions, TokenCount, adding
 from jaxspec.server.messages.input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral

@@ -26,14 +26,7 @@ from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
-from jaxspec.server.tools import (
-    ConversationFields,
-    ToolChoice,
-    ToolUse,
-    chosen_tools,
-    constraint_for,
-    conversation_text,
-)
+from jaxspec.server.tools import ConversationFields, ToolChoice, ToolUse, chosen_tools, constraint_for, conversation_text
 from jaxspec.text.answer_parser import AnswerFormat, Thinking
 
 DEFAULT_MAX_TOKENS = 16
