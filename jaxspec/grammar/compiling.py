@@ -70,13 +70,12 @@ def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguid
     """
     if kind == "structural_tag":
         return _of_structural_tag(vocabulary, json.loads(text))
-    if kind != "json_schema":
-        return _matcher(vocabulary, _grammar(kind, text))
-    schema = json.loads(text)
     try:
-        return _matcher(vocabulary, _grammar_of_schema(schema))
+        return _matcher(vocabulary, _grammar(kind, text))
     except ValueError as error:
-        place = _place(vocabulary, schema, str(error))
+        if kind != "json_schema":
+            raise
+        place = _place(vocabulary, json.loads(text), str(error))
         raise ValueError(f"{error} (at {place})") from None
 
 
@@ -200,12 +199,11 @@ class StructuralTagWriter:
                 return "TEXT"
             case "const_string":
                 return _quoted(_string(form, "value", place))
-            case "json_schema":
-                return self._part(Part(f"{place}.json_schema", kind, json.dumps(_object(form, "json_schema", place))))
-            case "regex":
-                return self._part(Part(f"{place}.pattern", kind, _string(form, "pattern", place)))
-            case "grammar":
-                return self._part(Part(f"{place}.grammar", kind, _string(form, "grammar", place)))
+            case "json_schema" | "regex" | "grammar":
+                [name] = _FORMATS[kind]
+                text = json.dumps(_object(form, name, place)) if kind == "json_schema" else _string(form, name, place)
+                self.parts.append(Part(f"{place}.{name}", kind, text))
+                return f"@part{len(self.parts) - 1}"
             case "tag":
                 return self._rule(self._tag(form, place, _string(form, "begin", place)))
             case "triggered_tags":
@@ -262,10 +260,6 @@ class StructuralTagWriter:
         """Text up to the first occurrence of a string, which belongs to it."""
         return self._rule(f"TEXT {_quoted(end)}", "[lazy]")
 
-    def _part(self, part: Part) -> str:
-        self.parts.append(part)
-        return f"@part{len(self.parts) - 1}"
-
     @staticmethod
     def _named(part: Part, number: int) -> dict[str, Any]:
         """The part's grammar, to be named by rules."""
@@ -288,7 +282,7 @@ def format_of(tag: Any) -> Any:
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
-_FORMATS = {
+_FORMATS: dict[str, tuple[str, ...]] = {
     "any_text": (),
     "const_string": ("value",),
     "json_schema": ("json_schema",),
