@@ -268,7 +268,6 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL that clients use."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -323,7 +323,6 @@ class GrammarTrial:
         self._vocabulary: llguidance.LLTokenizer | None = None
 
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one line."""
         if "vocabulary" in request:
             self._vocabulary = VocabularySource(**request["vocabulary"]).load()
             return {"bytes": 0}

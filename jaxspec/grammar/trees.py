@@ -81,7 +81,6 @@ class Masker:
         return masked
 
     def close(self) -> None:
-        """Ends the threads."""
         self._threads.shutdown()
 
 

@@ -54,5 +54,4 @@ def packed(tokens: Sequence[int], words: int) -> Words:
 
 
 def holds(words: Words, token: int) -> bool:
-    """Whether the set holds the token."""
     return 0 <= token < 32 * len(words) and bool(words[token // 32] >> np.uint32(token % 32) & 1)

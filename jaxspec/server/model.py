@@ -67,7 +67,6 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names."""
         return (self.name, *self.other_names)
 
     def check_name(self, name: str | None) -> None:

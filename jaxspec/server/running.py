@@ -48,7 +48,6 @@ class RequestBatch:
         )
 
     def prompt_of(self, index: int) -> GenerationRequest:
-        """The prompt of a completion."""
         return self.prompts[index // self.n]
 
     def names(self, request_id: str) -> list[str]:
@@ -134,7 +133,6 @@ class RunningRequests:
         return await asyncio.wrap_future(self.engine.end(ids))
 
     async def abort_all(self) -> int:
-        """Ends all requests."""
         return await asyncio.wrap_future(self.engine.end())
 
 

@@ -127,16 +127,12 @@ class AnswerParser:
 
 
 class Call(NamedTuple):
-    """A tool call of an answer."""
-
     name: str
     arguments: str
     """A JSON object, unless the answer was cut off."""
 
 
 class Answer(NamedTuple):
-    """The parts of a whole answer."""
-
     content: str
     reasoning: str
     calls: list[Call]

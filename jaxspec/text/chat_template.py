@@ -226,7 +226,6 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is still running."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], seconds: float, max_bytes: int) -> dict[str, Any]:
@@ -262,7 +261,6 @@ class Renderer:
         self._environment = sandbox()
 
     def reply(self, line: bytes) -> dict[str, Any]:
-        """The reply to one line."""
         request = json.loads(line)
         if "template" in request:
             return {"names": self.load(**request)}

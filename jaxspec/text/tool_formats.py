@@ -114,27 +114,22 @@ def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
 
 
 def const(text: str) -> Structure:
-    """This text."""
     return {"type": "const_string", "value": text}
 
 
 def sequence(*parts: Structure) -> Structure:
-    """One after another."""
     return {"type": "sequence", "elements": list(parts) or [const("")]}
 
 
 def either(*parts: Structure) -> Structure:
-    """One of them."""
     return {"type": "or", "elements": list(parts)}
 
 
 def optional(part: Structure) -> Structure:
-    """It or nothing."""
     return either(const(""), part)
 
 
 def tag(begin: str, content: Structure, end: str) -> Structure:
-    """It between two strings."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

@@ -84,8 +84,6 @@ class TokenCounted(ResponseModel):
 
 
 class MessagesBuilder(ResponseBuilder):
-    """Builds the answer to one request."""
-
     stream_end = ""
 
     def __init__(self, model: ServedModel, body: MessagesRequest, batch: RequestBatch):
@@ -186,7 +184,6 @@ def delta_of(part: AnswerPart, piece: str) -> AnswerDelta:
 
 
 def usage_of(output: GenerationOutput) -> AnthropicUsage:
-    """The tokens of a finished answer."""
     return counted(len(output.prompt_token_ids), output.cached_tokens, len(output.token_ids))
 
 

@@ -71,8 +71,6 @@ class ChatEvent(OpenAIEvent):
 
 
 class ChatBuilder(OpenAIBuilder):
-    """Builds the responses of /v1/chat/completions."""
-
     id_prefix = "chatcmpl"
     whole_type, whole_object = ChatResponse, "chat.completion"
     event_type, event_object = ChatEvent, "chat.completion.chunk"

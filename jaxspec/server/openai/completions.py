@@ -19,8 +19,6 @@ class CompletionResponse(CompletionEvent):
 
 
 class CompletionBuilder(OpenAIBuilder):
-    """Builds the responses of /v1/completions."""
-
     id_prefix = "cmpl"
     whole_type, whole_object = CompletionResponse, "text_completion"
     event_type, event_object = CompletionEvent, "text_completion"

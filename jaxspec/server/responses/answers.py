@@ -31,8 +31,6 @@ SHOWN_OF_TOOLS = {"type", "name", "description", "parameters", "strict"}
 
 
 class ResponsesBuilder(ResponseBuilder):
-    """Builds the answer to one request."""
-
     stream_end = ""
 
     def __init__(self, model: ServedModel, body: ResponsesRequest, batch: RequestBatch):

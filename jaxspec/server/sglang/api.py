@@ -154,7 +154,6 @@ ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each wit
 
 
 def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
-    """The endpoint over one engine and its model."""
     router = APIRouter()
 
     @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
@@ -242,8 +241,6 @@ class _Progress:
 
 
 class GenerateBuilder(ResponseBuilder):
-    """Builds the response to one request."""
-
     def __init__(self, model: ServedModel, body: GenerateRequest, request_id: str, started: float, batch: RequestBatch):
         """`started`: perf_counter() when the request came."""
         self._model, self._body, self._batch, self._started = model, body, batch, started

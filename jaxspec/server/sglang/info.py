@@ -172,7 +172,6 @@ class ShortLoad(ResponseModel):
 def info_routes(
     running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes
 ) -> tuple[APIRouter, APIRouter]:  # fmt: skip
-    """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
     probe, ok = HealthProbe(engine), HealthResponse(status="ok")
