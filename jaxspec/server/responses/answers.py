@@ -62,9 +62,8 @@ class ResponsesBuilder(ResponseBuilder):
         return events
 
     def failure(self, error: ApiError) -> ResponsesEvent:
-        failure = ResponsesFailure(
-            code="server_error" if error.status >= 500 else "invalid_prompt", message=error.report.error.message
-        )
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        failure = ResponsesFailure(code=code, message=error.report.error.message)
         return self._event("response.failed", response=self._response("failed", error=failure))
 
     def _add(self, update: Update) -> list[ResponsesEvent]:
@@ -115,16 +114,13 @@ class ResponsesBuilder(ResponseBuilder):
         events = []
         if part.kind == "call":
             item.arguments = part.text
-            done = {"name": part.name, "arguments": part.text}
-            events.append(self._item_event("response.function_call_arguments.done", number, **done))
+            kind = "response.function_call_arguments.done"
+            events.append(self._item_event(kind, number, name=part.name, arguments=part.text))
         else:
             content = self._content(part, part.text)
             item.content = [content]
-            if part.kind == "text":
-                text: dict[str, Any] = {"text": part.text, "logprobs": self._logprobs}
-                events.append(self._item_event("response.output_text.done", number, content_index=0, **text))
-            else:
-                events.append(self._item_event("response.reasoning_text.done", number, content_index=0, text=part.text))
+            more = {"logprobs": self._logprobs} if part.kind == "text" else {}
+            events.append(self._item_event(f"response.{content.type}.done", number, content_index=0, text=part.text, **more))
             events.append(self._item_event("response.content_part.done", number, content_index=0, part=content))
         return [*events, self._event("response.output_item.done", output_index=number, item=item)]
 
