@@ -262,7 +262,6 @@ class Completion(NamedTuple):
 
 
 def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:
-    """One for each prompt."""
     if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
         return [sampling_params or SamplingParams()] * count
     each = list(sampling_params)

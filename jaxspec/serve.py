@@ -268,18 +268,13 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL that clients use."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def known_settings(arguments: ServerArguments, models: "LoadedModels") -> ServerSettings:
     """The settings, with the values that were chosen for options not given."""
-    found = {
-        "speculative_algorithm": models.algorithm,
-        "dtype": str(models.target.dtype),
-        **settings_in_use(models.engine.config),
-    }
+    found = {"speculative_algorithm": models.algorithm, "dtype": str(models.target.dtype), **settings_in_use(models.engine.config)}
     return replace(arguments.settings, shown={**arguments.settings.shown, **found})
 
 

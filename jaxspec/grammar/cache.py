@@ -13,7 +13,7 @@ import llguidance
 
 from jaxspec.grammar import compiling
 from jaxspec.grammar.compiling import VocabularySource, compiled
-from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
+from jaxspec.grammar.matcher import Bans, Matcher
 from jaxspec.grammar.trees import Masker
 from jaxspec.grammar.vocabulary import Vocabulary, source_of
 from jaxspec.text.chat_template import ChildProcess
@@ -103,23 +103,18 @@ class Grammars:
     def _try_all(self, new: Sequence[Constraint]) -> None:
         try:
             for constraint in new:
-                self._try_one(constraint)
+                with self._lock:
+                    known = constraint in self._kept
+                if not known:
+                    source = self._source  # before a process is started
+                    with self._trials:
+                        size = self._try(source, constraint)
+                    self._keep(constraint, size)
+        except ValueError as error:
+            raise ValueError(f"{constraint[0]} {error}") from None
         finally:
             with self._lock:
                 self._waiting -= 1
-
-    def _try_one(self, constraint: Constraint) -> None:
-        with self._lock:
-            known = constraint in self._kept
-        if known:
-            return
-        try:
-            source = self._source  # before a process is started
-            with self._trials:
-                size = self._try(source, constraint)
-            self._keep(constraint, size)
-        except ValueError as error:
-            raise ValueError(f"{constraint[0]} {error}") from None
 
     def matcher(self, constraint: Constraint, bans: Bans) -> Matcher:
         """A matcher at the grammar's beginning. Raises ValueError, naming the field: it can't be compiled, or allows no token."""
@@ -130,7 +125,7 @@ class Grammars:
         try:
             kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
             return Matcher(kept.automaton, self.vocabulary, bans)
-        except (ValueError, GrammarError) as error:
+        except ValueError as error:
             raise ValueError(f"{constraint[0]} {error}") from None
 
     def close(self) -> None:

@@ -51,10 +51,8 @@ OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 class VocabularySource(NamedTuple):
     """What llguidance must know of a tokenizer, in a form that a process can be sent."""
 
-    tokenizer: str | None
-    """A tokenizer.json."""
-    tokens: Sequence[str] | None
-    """In place of a tokenizer, the bytes of every token, as Latin-1."""
+    tokenizer: str
+    """A tokenizer.json; "byte": token i is the byte i."""
     size: int
     """Of the model's vocabulary."""
     ends: Sequence[int]
@@ -62,33 +60,7 @@ class VocabularySource(NamedTuple):
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes up to a second."""
-        if self.tokenizer is not None:
-            return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
-        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(self.tokens or ())))
-
-
-class _Tokens:
-    """Tokens by their bytes, as TokenizerWrapper takes them. Their end of sequence is a token of its own, behind the vocabulary."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: Sequence[str]):
-        self.tokens = [*(token.encode("latin-1") for token in tokens), b"<end>"]
-        self.eos_token_id = len(tokens)
-        self.special_token_ids = [len(tokens)]
-        self._ids = {token: number for number, token in reversed([*enumerate(self.tokens[:-1])]) if token}
-        self._longest = max(map(len, self.tokens))
-
-    def __call__(self, text: bytes) -> list[int]:
-        """The longest tokens, from left to right."""
-        ids: list[int] = []
-        while text:
-            size = next((size for size in range(self._longest, 0, -1) if text[:size] in self._ids), 0)
-            if not size:
-                break
-            ids.append(self._ids[text[:size]])
-            text = text[size:]
-        return ids
+        return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
 
 
 def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguidance.LLMatcher:
@@ -98,13 +70,12 @@ def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguid
     """
     if kind == "structural_tag":
         return _of_structural_tag(vocabulary, json.loads(text))
-    if kind != "json_schema":
-        return _matcher(vocabulary, _grammar(kind, text))
-    schema = json.loads(text)
     try:
-        return _matcher(vocabulary, _grammar_of_schema(schema))
+        return _matcher(vocabulary, _grammar(kind, text))
     except ValueError as error:
-        place = _place(vocabulary, schema, str(error))
+        if kind != "json_schema":
+            raise
+        place = _place(vocabulary, json.loads(text), str(error))
         raise ValueError(f"{error} (at {place})") from None
 
 
@@ -228,12 +199,11 @@ class StructuralTagWriter:
                 return "TEXT"
             case "const_string":
                 return _quoted(_string(form, "value", place))
-            case "json_schema":
-                return self._part(Part(f"{place}.json_schema", kind, json.dumps(_object(form, "json_schema", place))))
-            case "regex":
-                return self._part(Part(f"{place}.pattern", kind, _string(form, "pattern", place)))
-            case "grammar":
-                return self._part(Part(f"{place}.grammar", kind, _string(form, "grammar", place)))
+            case "json_schema" | "regex" | "grammar":
+                [name] = _FORMATS[kind]
+                text = json.dumps(_object(form, name, place)) if kind == "json_schema" else _string(form, name, place)
+                self.parts.append(Part(f"{place}.{name}", kind, text))
+                return f"@part{len(self.parts) - 1}"
             case "tag":
                 return self._rule(self._tag(form, place, _string(form, "begin", place)))
             case "triggered_tags":
@@ -290,10 +260,6 @@ class StructuralTagWriter:
         """Text up to the first occurrence of a string, which belongs to it."""
         return self._rule(f"TEXT {_quoted(end)}", "[lazy]")
 
-    def _part(self, part: Part) -> str:
-        self.parts.append(part)
-        return f"@part{len(self.parts) - 1}"
-
     @staticmethod
     def _named(part: Part, number: int) -> dict[str, Any]:
         """The part's grammar, to be named by rules."""
@@ -316,7 +282,7 @@ def format_of(tag: Any) -> Any:
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
-_FORMATS = {
+_FORMATS: dict[str, tuple[str, ...]] = {
     "any_text": (),
     "const_string": ("value",),
     "json_schema": ("json_schema",),
@@ -357,7 +323,6 @@ class GrammarTrial:
         self._vocabulary: llguidance.LLTokenizer | None = None
 
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one line."""
         if "vocabulary" in request:
             self._vocabulary = VocabularySource(**request["vocabulary"]).load()
             return {"bytes": 0}

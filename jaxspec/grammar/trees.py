@@ -81,7 +81,6 @@ class Masker:
         return masked
 
     def close(self) -> None:
-        """Ends the threads."""
         self._threads.shutdown()
 
 
@@ -148,9 +147,7 @@ class TextTree:
 
     def best(self, root: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Tokens and parents [count] of the root and the best, the places of the best, and how many of them were added."""
-        scores = np.array(self._scores)
-        tokens, parents = best_nodes(root, np.array(self._tokens), np.array(self._parents), scores, count)
-        picked = np.sort(np.argsort(-scores, kind="stable")[: count - 1])
+        tokens, parents, picked = best_nodes(root, np.array(self._tokens), np.array(self._parents), np.array(self._scores), count)
         return tokens, parents, picked, int(np.sum(picked >= self._drafted))
 
 
@@ -167,11 +164,11 @@ def sources_of(picked: np.ndarray, sources: np.ndarray, count: int) -> np.ndarra
 
 def best_nodes(
     root: int, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Tokens and parents [count] of the root and its best candidates: decoding.tree.rank for one sequence."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Tokens and parents [count] of the root and its best candidates, and their places: decoding.tree.rank for one sequence."""
     picked = np.sort(np.argsort(-scores, kind="stable")[: count - 1])
     new_tokens, new_parents = np.full(count, root, np.int32), np.zeros(count, np.int32)
     new_tokens[1 : len(picked) + 1] = tokens[picked]
     new_parents[1 : len(picked) + 1] = np.searchsorted(picked, parents[picked], side="right")
     new_parents[0] = -1
-    return new_tokens, new_parents
+    return new_tokens, new_parents, picked

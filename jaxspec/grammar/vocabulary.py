@@ -14,10 +14,10 @@ type Words = NDArray[np.uint32]
 
 
 @runtime_checkable
-class TokenBytes(Protocol):
-    """A tokenizer that says what its tokens are."""
+class FastTokenizer(Protocol):
+    """A tokenizer of the tokenizers library, as transformers wraps it."""
 
-    token_bytes: Sequence[bytes]
+    backend_tokenizer: Any
 
 
 def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySource:
@@ -25,14 +25,9 @@ def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySourc
 
     Raises ValueError if the tokenizer can't tell the bytes of its tokens.
     """
-    from transformers import PreTrainedTokenizerFast  # takes a second to load, and this is called when a request has a grammar
-
-    if isinstance(tokenizer, PreTrainedTokenizerFast):
-        return VocabularySource(tokenizer.backend_tokenizer.to_str(), None, size, list(ends))
-    if isinstance(tokenizer, TokenBytes):
-        tokens = [token.decode("latin-1") for token in tokenizer.token_bytes[:size]]
-        return VocabularySource(None, tokens, size, list(ends))
-    raise ValueError("a grammar needs a tokenizer of the tokenizers library (tokenizer.json), and this model has none")
+    if not isinstance(tokenizer, FastTokenizer):
+        raise ValueError("a grammar needs a tokenizer of the tokenizers library (tokenizer.json), and this model has none")
+    return VocabularySource(tokenizer.backend_tokenizer.to_str(), size, list(ends))
 
 
 class Vocabulary:
@@ -59,5 +54,4 @@ def packed(tokens: Sequence[int], words: int) -> Words:
 
 
 def holds(words: Words, token: int) -> bool:
-    """Whether the set holds the token."""
     return 0 <= token < 32 * len(words) and bool(words[token // 32] >> np.uint32(token % 32) & 1)

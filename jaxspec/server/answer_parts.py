@@ -3,8 +3,7 @@ call. A whole answer is a stream of one update."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.model import ServedModel
@@ -12,13 +11,8 @@ from jaxspec.server.running import RequestBatch
 from jaxspec.text.answer_parser import AnswerFormat, AnswerParser
 from jaxspec.text.answer_reader import Arguments, CallStart, Content, Event, Reasoning
 
-
-class PartKind(Enum):
-    """What a part is."""
-
-    THINKING = "thinking"
-    TEXT = "text"
-    CALL = "call"
+type PartKind = Literal["thinking", "text", "call"]
+_KINDS: dict[type[Event], PartKind] = {Content: "text", Reasoning: "thinking", CallStart: "call", Arguments: "call"}
 
 
 @dataclass
@@ -32,29 +26,13 @@ class AnswerPart:
     """Of a call: its arguments, a JSON object, unless the answer was cut off."""
 
 
-class Begun(NamedTuple):
-    """A part begins, without text."""
+class Change(NamedTuple):
+    """A part begins, without text; it grows by a piece; or it ends: it is complete, or the answer has ended within it."""
 
+    what: Literal["begun", "grown", "ended"]
     number: int
     part: AnswerPart
-
-
-class Grown(NamedTuple):
-    """A part goes on."""
-
-    number: int
-    part: AnswerPart
-    piece: str
-
-
-class Ended(NamedTuple):
-    """A part is complete, or the answer has ended within it."""
-
-    number: int
-    part: AnswerPart
-
-
-type Change = Begun | Grown | Ended
+    piece: str = ""
 
 
 class AnswerParts:
@@ -69,27 +47,19 @@ class AnswerParts:
         changes: list[Change] = []
         for event in self._parser.add(update.text, is_last=update.output is not None):
             kind = _KINDS[type(event)]
-            if not self._is_open or isinstance(event, CallStart) or self.parts[-1].kind is not kind:
+            if not self._is_open or isinstance(event, CallStart) or self.parts[-1].kind != kind:
                 changes += self._end()
                 self.parts.append(AnswerPart(kind, event.name if isinstance(event, CallStart) else ""))
                 self._is_open = True
-                changes.append(Begun(len(self.parts) - 1, self.parts[-1]))
+                changes.append(Change("begun", len(self.parts) - 1, self.parts[-1]))
             if not isinstance(event, CallStart):
                 self.parts[-1].text += event.text
-                changes.append(Grown(len(self.parts) - 1, self.parts[-1], event.text))
+                changes.append(Change("grown", len(self.parts) - 1, self.parts[-1], event.text))
         return changes if update.output is None else changes + self._end()
 
     def _end(self) -> list[Change]:
         was_open, self._is_open = self._is_open, False
-        return [Ended(len(self.parts) - 1, self.parts[-1])] if was_open else []
-
-
-_KINDS: dict[type[Event], PartKind] = {
-    Content: PartKind.TEXT,
-    Reasoning: PartKind.THINKING,
-    CallStart: PartKind.CALL,
-    Arguments: PartKind.CALL,
-}
+        return [Change("ended", len(self.parts) - 1, self.parts[-1])] if was_open else []
 
 
 def as_update(output: GenerationOutput) -> Update:

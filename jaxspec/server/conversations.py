@@ -1,13 +1,12 @@
 """The messages of a conversation in OpenAI's form, tool calls and their results included, and what chat templates get of them."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import RequestModel, described_as
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -84,10 +83,8 @@ class Message(RequestModel):
 
     @property
     def text(self) -> str:
-        """The content as one string, parts joined by line breaks."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "\n".join(part.text for part in self.content)
+        """The content as one string."""
+        return text_of(self.content)
 
     def for_template(self, param: str) -> dict[str, Any]:
         """The message as chat templates expect it. `param`: its name. Raises ApiError for arguments that are no JSON object."""
@@ -114,9 +111,11 @@ class Message(RequestModel):
 type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
 
 
-def for_template(messages: Sequence[Message], param: str) -> list[dict[str, Any]]:
-    """A conversation as chat templates expect it; `param`: the client's name of it. Raises ApiError."""
-    return [message.for_template(f"{param}.{index}") for index, message in enumerate(messages)]
+def text_of(given: str | list[Any] | None) -> str:
+    """A text or its parts, which have one each, as one string, joined by line breaks."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return "\n".join(part.text for part in given)
 
 
 def json_object(text: str, param: str) -> dict[str, Any]:
@@ -127,5 +126,5 @@ def json_object(text: str, param: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ApiError(400, f"{param} must be the text of a JSON object", param=param)
+        raise wrong(param, "must be the text of a JSON object")
     return found

@@ -83,6 +83,15 @@ class ApiError(Exception):
         return Response(report.model_dump_json(), self.status, HEADERS.get(self.status), "application/json")
 
 
+def wrong(field: str, said: str) -> ApiError:
+    """A client's field is at fault: the message begins with its name, behind which a colon may stand.
+
+    In:  "messages:", "this model has no chat template"
+    Out: ApiError(400, "messages: this model has no chat template", param="messages")
+    """
+    return ApiError(400, f"{field} {said}", param=field.removesuffix(":"))
+
+
 class ClientDisconnected(Exception):
     """The client hung up before the response began."""
 

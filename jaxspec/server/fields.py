@@ -47,7 +47,7 @@ class Only:
     def _check(self, value: Any) -> Any:
         if value is None or any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in self._neutral):
             return value
-        raise PydanticCustomError("unsupported", "is not supported yet (leave it out or send {shown})", {"shown": self._shown})
+        raise PydanticCustomError("unsupported", f"is not supported yet (leave it out or send {self._shown})")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_after_validator_function(self._check, handler(source))
@@ -63,7 +63,7 @@ def described_as(description: str) -> WrapValidator:
         try:
             return handler(value)
         except ValueError:
-            raise PydanticCustomError("wrong_type", "Input should be {description}", {"description": description}) from None
+            raise PydanticCustomError("wrong_type", f"Input should be {description}") from None
 
     return WrapValidator(check)
 
@@ -87,9 +87,7 @@ type Schema = Annotated[str | dict[str, Any], described_as("a JSON schema: an ob
 def _logit_bias(value: Any) -> dict[int, float]:
     """JSON keys are strings. Checked by hand, so that the first wrong entry of a large object ends the check."""
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
-        raise PydanticCustomError(
-            "logit_bias", "Input should be an object of at most {most} token ids and biases", {"most": MAX_LOGIT_BIAS}
-        )
+        raise PydanticCustomError("logit_bias", f"Input should be an object of at most {MAX_LOGIT_BIAS} token ids and biases")
     for key, bias in value.items():
         is_id = len(key) <= 10 and key.isdecimal() and str(int(key)) == key
         is_bias = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
@@ -110,7 +108,10 @@ type CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 type RequestName = Annotated[str, Field(max_length=MAX_NAME, pattern="^[ -~]+$")]
 """Printable ASCII, as in the header x-request-id."""
 type RequestNames = Annotated[list[RequestName], Field(min_length=1), FailFast()]
-NAME_OR_NAMES = f"a name of 1 to {MAX_NAME} printable ASCII characters, or a list of such names, one for each prompt"
+NameOrNames = Annotated[
+    RequestName | RequestNames | None,
+    described_as(f"a name of 1 to {MAX_NAME} printable ASCII characters, or a list of such names, one for each prompt"),
+]
 
 
 def _limit_template_options(value: Any) -> Any:
@@ -139,7 +140,7 @@ class RequestModel(BaseModel):
     def limit_fields(cls, value: Any) -> Any:
         """Bounds the number of messages about unknown fields."""
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise PydanticCustomError("too_many_fields", "Input should be an object of at most {most} fields", {"most": MAX_FIELDS})
+            raise PydanticCustomError("too_many_fields", f"Input should be an object of at most {MAX_FIELDS} fields")
         return value
 
 
@@ -162,9 +163,7 @@ class KindedModel(RequestModel):
         wrong = sorted(given - needed - set(self.allowed[kind].split())), sorted(needed - given)
         for names, said in zip(wrong, ("can't have", "needs"), strict=True):
             if names:
-                raise PydanticCustomError(
-                    "kind", "of the type {kind} {said} {names}", {"kind": kind, "said": said, "names": ", ".join(names)}
-                )
+                raise PydanticCustomError("kind", f"of the type {kind} {said} {', '.join(names)}")
         return self
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxspec.checks import Check, Flag, Text, Whole
 from jaxspec.engine.pages import Node, PageObserver
@@ -130,12 +130,9 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
-class Event(NamedTuple):
-    """What has happened to the tree."""
-
-    tag: str
-    node: Node | None
-    """None: to all of it. Other threads may read its `key` and `parent`, which never change."""
+type Event = tuple[str, Node | None]
+"""What has happened to the tree, as it is called where it is sent: to a node, whose `key` and `parent` never change, so that other
+threads may read them; None: to all of it."""
 
 
 def require_installed() -> None:
@@ -213,16 +210,16 @@ class Publisher(PageObserver):
 
     def stored(self, node: Node) -> None:
         if node.salt is None:  # others must not learn of it
-            self._note(Event("BlockStored", node))
+            self._note(("BlockStored", node))
 
     def removed(self, node: Node) -> None:
         if node.salt is None:
-            self._note(Event("BlockRemoved", node))
+            self._note(("BlockRemoved", node))
 
     def cleared(self) -> None:
-        self._note(Event("AllBlocksCleared", None))
+        self._note(("AllBlocksCleared", None))
 
-    def _note(self, event: "Event") -> None:
+    def _note(self, event: Event) -> None:
         if not self._has_failed:
             self._events.put(event)
 
@@ -248,7 +245,7 @@ class Publisher(PageObserver):
             if is_last:
                 return
 
-    def _batch(self, first: "Event") -> tuple[list[list[Any]], bool]:
+    def _batch(self, first: Event) -> tuple[list[list[Any]], bool]:
         """This event and all that have happened since, as they are sent; and whether the end came behind them."""
         batch: list[list[Any]] = []
         last: Node | None = None
@@ -278,7 +275,7 @@ class Publisher(PageObserver):
                 break
         return batch, False
 
-    def _waiting(self, first: "Event") -> "Iterator[Event | None]":
+    def _waiting(self, first: Event) -> Iterator[Event | None]:
         yield first
         with contextlib.suppress(Empty):
             while True:

@@ -57,7 +57,6 @@ def prompt_offsets(model: ServedModel, token_ids: Sequence[int], max_offset: int
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """The entries of both."""
     later = dict(second)
     return CompletionLogprobs(**{field: entries + later[field] for field, entries in first})
 

@@ -95,7 +95,7 @@ class AccessCheck:
         if self._is_open or is_public or _any_equal(given, self._keys):
             return None
         problem = "the API key is wrong" if given else "this server asks for an API key"
-        return _invalid_key(f"{problem}: {SEND_KEY}")
+        return ApiError(401, f"{problem}: {SEND_KEY}", code="invalid_api_key")
 
 
 def is_from_elsewhere(headers: Headers) -> bool:
@@ -109,11 +109,7 @@ def is_from_elsewhere(headers: Headers) -> bool:
 def admin_only(request: Request) -> None:
     """Raises ApiError 401 unless the request has the owner's key (ServerSettings.admin_api_key)."""
     if not request.state.is_admin:
-        raise _invalid_key(f"this needs the server's admin key: {SEND_KEY}")
-
-
-def _invalid_key(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key")
+        raise ApiError(401, f"this needs the server's admin key: {SEND_KEY}", code="invalid_api_key")
 
 
 def _keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import ProgramCount
-from jaxspec.server.errors import ApiError, echo
+from jaxspec.server.errors import ApiError, echo, wrong
 from jaxspec.text.answer_parser import ReasoningFormat
 from jaxspec.text.chat_template import ChatTemplate, RenderError
 from jaxspec.text.tokenizer import Tokenizer
@@ -67,7 +67,6 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names."""
         return (self.name, *self.other_names)
 
     def check_name(self, name: str | None) -> None:
@@ -97,10 +96,9 @@ class ServedModel:
         """Refuses too many prompts, or too many completions of them, before the prompts are tokenized."""
         prompts, most = 1 if is_single(given) else len(given), self.max_completions
         if prompts > most:
-            raise ApiError(400, f"{param} holds {prompts} prompts; a request takes at most {most}", param=param)
-        if prompts * (n or 1) > most:
-            message = f"{n_param} = {n} makes {prompts * (n or 1)} completions of {prompts} prompts; a request takes at most {most}"
-            raise ApiError(400, message, param=n_param)
+            raise wrong(param, f"holds {prompts} prompts; a request takes at most {most}")
+        if (count := prompts * (n or 1)) > most:
+            raise wrong(n_param, f"= {n} makes {count} completions of {prompts} prompts; a request takes at most {most}")
 
     def token_text(self, token_id: int) -> str:
         """The text of one token within a text, also of a special one. A part of a character becomes U+FFFD."""
@@ -120,29 +118,29 @@ class ServedModel:
     def token_ids(self, prompt: str | list[int], param: str) -> list[int]:
         """Token ids of a prompt. The tokenizer adds its special tokens to text. Slow for long texts."""
         if not prompt:
-            raise ApiError(400, f"{param} must not be empty", param=param)
+            raise wrong(param, "must not be empty")
         if not isinstance(prompt, str):
             return prompt
         if self.tokenizer is None:
-            raise ApiError(400, f"{param}: this model has no tokenizer; send token ids to /generate as input_ids", param=param)
+            raise wrong(f"{param}:", "this model has no tokenizer; send token ids to /generate as input_ids")
         check_unicode(prompt, param)
         self._refuse_too_long(self.tokenizer, prompt, param)
         return self.tokenizer.encode(prompt)
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], param: str, *template: Any, **more: Any) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], *template: Any, **more: Any) -> str:
         """A conversation and the start of the reply. `template`, `more`: as ChatTemplate.render takes them."""
         if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
-            raise ApiError(400, f"{param}: this model has no {what}", param=param)
+            raise wrong("messages:", f"this model has no {what}")
         try:
-            return self.chat_template.render(messages, *template, param=param, **more)
+            return self.chat_template.render(messages, *template, **more)
         except RenderError as error:
             raise ApiError(error.status, str(error), param=error.param) from None
 
-    def chat_token_ids(self, text: str, param: str) -> list[int]:
+    def chat_token_ids(self, text: str) -> list[int]:
         """Token ids of such a text."""
         assert self.tokenizer is not None
-        self._refuse_too_long(self.tokenizer, text, param)
+        self._refuse_too_long(self.tokenizer, text, "messages")
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
     def has_special(self, *tags: str) -> bool:
@@ -186,5 +184,4 @@ def check_unicode(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{param} is not valid Unicode: character {error.start} is half of a surrogate pair"
-        raise ApiError(400, message, param=param) from None
+        raise wrong(param, f"is not valid Unicode: character {error.start} is half of a surrogate pair") from None

@@ -12,7 +12,7 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.engine.speculation import Speculation
-from jaxspec.server.errors import ApiError, refused
+from jaxspec.server.errors import ApiError, refused, wrong
 from jaxspec.text.answer_parser import AnswerFormat
 
 MAX_LOGPROBS = 2**21
@@ -48,7 +48,6 @@ class RequestBatch:
         )
 
     def prompt_of(self, index: int) -> GenerationRequest:
-        """The prompt of a completion."""
         return self.prompts[index // self.n]
 
     def names(self, request_id: str) -> list[str]:
@@ -110,20 +109,20 @@ class RunningRequests:
             raise ApiError(503, "the server is shutting down")
 
     @contextmanager
-    def named(self, names: Mapping[str, Sequence[str]], param: str | None) -> Iterator[None]:
-        """Engine requests have these names as long as the context lasts.
+    def named(self, names: Sequence[str], engine_ids: Sequence[str], param: str | None) -> Iterator[None]:
+        """Engine requests have these names, one each, as long as the context lasts.
 
         Several may share a name, unless it is a client's: then `param` is its field, and a name in use raises ApiError.
         """
         if param is not None and (used := [name for name in names if name in self._engine_ids]):
-            raise ApiError(400, f"{param} {used[0]!r} is in use by a running request: choose another", param=param)
-        for name, engine_ids in names.items():
-            self._engine_ids.setdefault(name, set()).update(engine_ids)
+            raise wrong(param, f"{used[0]!r} is in use by a running request: choose another")
+        for name, engine_id in zip(names, engine_ids, strict=True):
+            self._engine_ids.setdefault(name, set()).add(engine_id)
         try:
             yield
         finally:
-            for name, engine_ids in names.items():
-                self._engine_ids[name].difference_update(engine_ids)
+            for name, engine_id in zip(names, engine_ids, strict=True):
+                self._engine_ids[name].remove(engine_id)
                 if not self._engine_ids[name]:
                     del self._engine_ids[name]
 
@@ -134,43 +133,31 @@ class RunningRequests:
         return await asyncio.wrap_future(self.engine.end(ids))
 
     async def abort_all(self) -> int:
-        """Ends all requests."""
         return await asyncio.wrap_future(self.engine.end())
 
 
 async def start(running: RunningRequests, request: Request, batch: RequestBatch, client_names: Mapping[str, str]) -> Generation:
-    """Hands the batch to the engine. It can be aborted by its names until the HTTP response is complete.
+    """Hands the batch to the engine. It can be aborted by its names until the HTTP response is complete. A client's rid must be
+    free; several requests may share an x-request-id, as proxies repeat it when they retry.
 
     `client_names` maps our names of fields to the client's. Raises ApiError, in the client's words, or QueueFull.
     """
     running.check_open()
     if (count := batch.max_logprobs) > MAX_LOGPROBS:
         param = client_names.get("logprobs", "logprobs")
-        message = f"{param}: the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request"
-        raise ApiError(400, message, param=param)
+        raise wrong(f"{param}:", f"the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request")
+    rid, names = client_names.get("rid", "rid"), batch.names(request.state.request_id)
+    if isinstance(batch.rid, list) and not len(set(batch.rid)) == len(batch.rid) == len(batch.prompts):
+        raise wrong(rid, f"must be one name, or a different one for each of the {len(batch.prompts)} prompts")
     timeout = running.request_timeout
     requests = [replace(each, params=copy, timeout=timeout) for each in batch.prompts for copy in each.params.copies()]
     unique = uuid.uuid4().hex
     engine_ids = [f"{unique}-{index}" for index in range(len(requests))]
-    _register(running, request, batch, engine_ids, client_names.get("rid", "rid"))
+    request.state.on_end.enter_context(running.named(names, engine_ids, None if batch.rid is None else rid))
     try:
         return await Generation.start(running.engine, requests, engine_ids)
     except ValueError as error:
         raise refused(error, client_names) from None
-
-
-def _register(
-    running: RunningRequests, request: Request, batch: RequestBatch, engine_ids: Sequence[str], param: str
-) -> None:  # fmt: skip
-    """Makes the batch known by its names. A client's rid must be free. Several requests may share an x-request-id, as proxies
-    repeat it when they retry."""
-    if isinstance(batch.rid, list) and not len(set(batch.rid)) == len(batch.rid) == len(batch.prompts):
-        message = f"{param} must be one name, or a different one for each of the {len(batch.prompts)} prompts"
-        raise ApiError(400, message, param=param)
-    engine_ids_of: dict[str, list[str]] = {}
-    for name, engine_id in zip(batch.names(request.state.request_id), engine_ids, strict=True):
-        engine_ids_of.setdefault(name, []).append(engine_id)
-    request.state.on_end.enter_context(running.named(engine_ids_of, None if batch.rid is None else param))
 
 
 async def collect(generation: Generation) -> list[GenerationOutput]:

@@ -8,16 +8,7 @@ from pydantic import Field
 from jaxspec.checks import Biases, Check, Flag, IdList, JsonSchema, Number, Seed, StringList, Text, Whole, docstrings
 from jaxspec.sampling_params import SamplingParams, declaration
 from jaxspec.server.errors import refused
-from jaxspec.server.fields import (
-    MAX_INT,
-    AllowedTokenIds,
-    LogitBias,
-    RequestModel,
-    Schema,
-    StringOrStrings,
-    TokenIds,
-    adding,
-)
+from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, Schema, StringOrStrings, TokenIds, adding
 
 OPENAI_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).openai)}
 SGLANG_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).sglang)}

@@ -8,7 +8,7 @@ from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.speculation import Speculation
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import ApiError, wrong
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
 from jaxspec.server.sending import ResponseModel
@@ -34,14 +34,14 @@ def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> TreeS
     numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens, options.head_steps
     if numbers == (None,) * len(numbers):
         if options.enabled and model.tree == PLAIN:
-            raise ApiError(400, "speculative.enabled must not be true: this server has no draft head", param="speculative.enabled")
+            raise wrong("speculative.enabled", "must not be true: this server has no draft head")
         return _compiled(PLAIN, model) if options.enabled is False else None
     if options.enabled is False:
-        raise ApiError(400, "speculative: give enabled = false or a tree, not both", param="speculative")
+        raise wrong("speculative:", "give enabled = false or a tree, not both")
     try:
         tree = TreeShape(*numbers)
     except ValueError as error:
-        raise ApiError(400, f"speculative: {error}", param="speculative") from None
+        raise wrong("speculative:", str(error)) from None
     return _compiled(tree, model)
 
 
@@ -67,7 +67,7 @@ def requests_of(
     """A request for each prompt, with its parameters, of which `n` completions are wanted. Raises ApiError, naming the field."""
     trace = body.speculative is not None and bool(body.speculative.trace)
     if trace and (not body.stream or len(prompts) * (n or 1) != 1):
-        raise ApiError(400, "speculative.trace needs stream to be true, one prompt and n = 1", param="speculative.trace")
+        raise wrong("speculative.trace", "needs stream to be true, one prompt and n = 1")
     tree = chosen_tree(body.speculative, model)
     return [
         GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)

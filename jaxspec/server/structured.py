@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from jaxspec.sampling_params import MAX_GRAMMAR
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings, described_as
 
 type GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR)]
@@ -88,13 +88,13 @@ def given_constraint(body: Any) -> Given | None:
     found = list(_given(body))
     if len(found) > 1:
         first, second = found[0].field, found[1].field
-        raise ApiError(400, f"{second} can't be given together with {first}: a text follows one grammar", param=second)
+        raise wrong(second, f"can't be given together with {first}: a text follows one grammar")
     given = found[0] if found else None
     if body.structured_outputs is None or not body.structured_outputs.disable_any_whitespace:
         return given
     if given is None or given.name != "json_schema":
         field = "structured_outputs.disable_any_whitespace"
-        raise ApiError(400, f"{field} needs a JSON schema or json_object: it is about the layout of JSON", param=field)
+        raise wrong(field, "needs a JSON schema or json_object: it is about the layout of JSON")
     return given._replace(value=in_fixed_layout(given.value))
 
 
@@ -104,9 +104,7 @@ def _given(body: Any) -> Iterator[Given]:
         yield Given("response_format", "json_schema", ANY_OBJECT)
     elif asked is not None and asked.type == "json_schema":
         if asked.json_schema is None:
-            raise ApiError(
-                400, "response_format.json_schema is required with type json_schema", param="response_format.json_schema"
-            )
+            raise wrong("response_format.json_schema", "is required with type json_schema")
         schema = asked.json_schema.schema_
         yield Given("response_format.json_schema.schema", "json_schema", ANY_OBJECT if schema is None else schema)
     elif asked is not None and asked.type == "structural_tag":

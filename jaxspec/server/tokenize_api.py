@@ -13,7 +13,7 @@ from pydantic import FailFast, Field
 
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.conversations import Messages
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import ApiError, wrong
 from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, described_as
 from jaxspec.server.model import ServedModel, check_unicode
 from jaxspec.server.sending import ResponseModel, failures, json_response, success
@@ -135,10 +135,9 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
         if body.add_special_tokens:
-            message = "add_special_tokens must not be true with messages: the chat template writes the special tokens"
-            raise ApiError(400, message, param="add_special_tokens")
+            raise wrong("add_special_tokens", "must not be true with messages: the chat template writes the special tokens")
         use = chosen_tools(body.tools, None, None, model)
-        tokens: Any = model.chat_token_ids(conversation_text(body.messages, body, model, use), "messages")
+        lists = [model.chat_token_ids(conversation_text(body.messages, body, model, use))]
     else:
         given = {
             "tools": bool(body.tools),
@@ -148,25 +147,22 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
         }
         for name, is_given in given.items():
             if is_given:
-                raise ApiError(400, f"{name} needs messages", param=name)
-        tokens = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
-    is_list = isinstance(body.prompt, list)
-    strings: Any = None
-    if body.return_token_strs:
-        convert = tokenizer.convert_ids_to_tokens
-        strings = [convert(each) for each in tokens] if is_list else convert(tokens)
-    count = [len(each) for each in tokens] if is_list else len(tokens)
-    return TokenizeResponse(tokens=tokens, count=count, max_model_len=model.context_length, token_strs=strings)
+                raise wrong(name, "needs messages")
+        lists = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
+    strings = [tokenizer.convert_ids_to_tokens(each) for each in lists] if body.return_token_strs else None
+    found: dict[str, Any] = {"tokens": lists, "count": [len(each) for each in lists], "token_strs": strings}
+    if not isinstance(body.prompt, list):  # there is one
+        found = {name: each and each[0] for name, each in found.items()}
+    return TokenizeResponse(max_model_len=model.context_length, **found)
 
 
-def _encode(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[int] | list[list[int]]:
+def _encode(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[list[int]]:
     texts = [given] if isinstance(given, str) else given or []
     if (length := sum(map(len, texts))) > MAX_CHARACTERS:
-        raise ApiError(400, f"prompt has {length} characters; a request takes at most {MAX_CHARACTERS}", param="prompt")
+        raise wrong("prompt", f"has {length} characters; a request takes at most {MAX_CHARACTERS}")
     for text in texts:
         check_unicode(text, "prompt")
-    ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    return ids[0] if isinstance(given, str) else ids
+    return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 
 def detokenize_request(body: DetokenizeRequest, model: ServedModel) -> DetokenizeResponse:
@@ -176,10 +172,10 @@ def detokenize_request(body: DetokenizeRequest, model: ServedModel) -> Detokeniz
     is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = list(body.tokens) if is_list else [body.tokens]
     if (count := sum(map(len, lists))) > MAX_TOKENS:
-        raise ApiError(400, f"tokens holds {count} token ids; a request takes at most {MAX_TOKENS}", param="tokens")
+        raise wrong("tokens", f"holds {count} token ids; a request takes at most {MAX_TOKENS}")
     known = len(tokenizer)
     if unknown := [token for tokens in lists for token in tokens if token >= known]:
-        raise ApiError(400, f"tokens holds {unknown[0]}; the tokenizer's ids are 0 to {known - 1}", param="tokens")
+        raise wrong("tokens", f"holds {unknown[0]}; the tokenizer's ids are 0 to {known - 1}")
     texts = [str(tokenizer.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))) for tokens in lists]
     text = texts if is_list else texts[0]
     return DetokenizeResponse(prompt=text, text=text)

@@ -10,8 +10,8 @@ from pydantic import FailFast, Field
 
 from jaxspec.grammar.compiling import format_of
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName, for_template
-from jaxspec.server.errors import ApiError, refused
+from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
+from jaxspec.server.errors import ApiError, refused, wrong
 from jaxspec.server.fields import RequestModel, TemplateOptions, described_as
 from jaxspec.server.model import ServedModel
 from jaxspec.server.structured import Given
@@ -131,7 +131,7 @@ def chosen_tools(
     named = choice.function.name if isinstance(choice, NamedTool) else None
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+            raise wrong("tool_choice", "needs tools")
         return None
     if choice == "none":
         return None
@@ -139,12 +139,12 @@ def chosen_tools(
     if named is not None and named not in names:
         raise ApiError(400, f"tool_choice names {named}, but tools holds {', '.join(names)}"[:500], param="tool_choice")
     if len(set(names)) < len(names):
-        raise ApiError(400, "tools must have different names", param="tools")
+        raise wrong("tools", "must have different names")
     functions = [tool.function for tool in tools if named in (None, tool.function.name)]
     only_one = named is not None or parallel is False
     problem, form = why_no_tools(model), model.tool_format
     if problem is not None or form is None:
-        raise ApiError(400, f"tools: {problem}", param="tools")
+        raise wrong("tools:", str(problem))
     return ToolUse(form, tools, functions, named is not None or choice == "required", only_one)
 
 
@@ -170,14 +170,12 @@ def conversation_text(
         message = "add_generation_prompt and continue_final_message can't both be true"
         raise ApiError(400, message, param="continue_final_message")
     if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
-        message = "continue_final_message needs a last message of the role assistant, without tool_calls"
-        raise ApiError(400, message, param="continue_final_message")
-    found = with_instructions(for_template(messages, "messages"), use, model)
+        raise wrong("continue_final_message", "needs a last message of the role assistant, without tool_calls")
+    found = with_instructions([each.for_template(f"messages.{index}") for index, each in enumerate(messages)], use, model)
     if continues:
         found[-1] = {**found[-1], "content": found[-1]["content"] + CONTINUES}
     text = model.chat_text(
         found,
-        "messages",
         asked.chat_template_kwargs,
         tools=None if use is None else use.for_template(),
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,
@@ -186,8 +184,7 @@ def conversation_text(
         return text
     before, mark, behind = text.rpartition(CONTINUES.strip())
     if not mark:
-        message = "continue_final_message: the model's chat template leaves out the end of the last message"
-        raise ApiError(400, message, param="continue_final_message")
+        raise wrong("continue_final_message:", "the model's chat template leaves out the end of the last message")
     return before if behind.startswith(" ") else before.rstrip()
 
 
@@ -201,7 +198,7 @@ def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None
         if "tool_calls" in message:
             if form is None or form.instructions is None:
                 param = f"messages.{index}.tool_calls"
-                raise ApiError(400, f"{param}: the model's chat template does not write calls", param=param)
+                raise wrong(f"{param}:", "the model's chat template does not write calls")
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             found[index] = {**rest, "content": message["content"] + form.message_with(calls)}

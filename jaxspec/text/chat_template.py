@@ -118,14 +118,10 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        param: str = "messages",
     ) -> str:
         """The conversation and the start of the reply, as text. Takes about a millisecond, at most twice the limit of time.
 
-        Args:
-            options: the request's chat_template_kwargs.
-            tools: in OpenAI's form.
-            param: the client's name of the messages.
+        `options`: the request's chat_template_kwargs; `tools`: in OpenAI's form.
 
         Raises RenderError: the template has no such option, refuses the conversation or exceeds a limit, or all processes are busy.
         """
@@ -136,13 +132,16 @@ class ChatTemplate:
                 message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
                 raise RenderError(400, message, "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
-            messages = [{**each, "role": "system"} if is_developers(each) else each for each in messages]
+            messages = [
+                {**each, "role": "system"} if isinstance(each, Mapping) and each.get("role") == "developer" else each
+                for each in messages  # the template reports one of a wrong type
+            ]
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options}
         variables |= {"tools": tools} if tools else {}
         with self._process() as process:
             reply = self._ask(process, {"variables": variables}, self._seconds)
         if "error" in reply:
-            raise RenderError(400, f"{param}: the model's chat template can't render them: {_quote(reply['error'])}", param)
+            raise RenderError(400, f"messages: the model's chat template can't render them: {_quote(reply['error'])}", "messages")
         return reply["text"]
 
     def close(self) -> None:
@@ -227,7 +226,6 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is still running."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], seconds: float, max_bytes: int) -> dict[str, Any]:
@@ -263,7 +261,6 @@ class Renderer:
         self._environment = sandbox()
 
     def reply(self, line: bytes) -> dict[str, Any]:
-        """The reply to one line."""
         request = json.loads(line)
         if "template" in request:
             return {"names": self.load(**request)}
@@ -284,11 +281,6 @@ class Renderer:
                 raise ValueError(f"the text has more than {self._max_characters} characters")
             pieces.append(piece)
         return "".join(pieces)
-
-
-def is_developers(message: Any) -> bool:
-    """Whether the message has the role `developer`. The template reports a message of a wrong type."""
-    return isinstance(message, Mapping) and message.get("role") == "developer"
 
 
 def sandbox() -> ImmutableSandboxedEnvironment:

@@ -3,9 +3,9 @@ reach a model whose chat template has no place for them."""
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from jaxspec.text.tool_parsers import (
     END_TAG,
@@ -27,14 +27,31 @@ type Structure = dict[str, Any]
 ANY_TEXT: Structure = {"type": "any_text"}
 
 
-class Structures(Protocol):
+class Structures(NamedTuple):
     """What answers with calls look like."""
+
+    call: Callable[[str, Schema], Structure]
+    """One call, from the tool's name and the schema of its arguments."""
+    separator: str
+    around: tuple[str, str] | None = None
+    """What is around all calls together."""
+    opening: str | None = None
+    """How calls begin that are recognised at the beginning of an answer only. None: they are wherever TAG is."""
 
     def calls(self, tools: Tools, *, only_one: bool) -> Structure:
         """Calls and nothing else, one or more."""
+        tags = [self.call(name, schema) for name, schema in tools.items()]
+        listed: Structure = {"type": "tags_with_separator", "tags": tags, "separator": self.separator}
+        listed |= {"at_least_one": True, "stop_after_first": only_one}
+        return listed if self.around is None else tag(self.around[0], listed, self.around[1])
 
     def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
         """Any text, and calls wherever one begins."""
+        calls = self.calls(tools, only_one=only_one)
+        if self.opening is not None:
+            return either(calls, {"type": "regex", "pattern": rf"\s*([^\s{re.escape(self.opening)}](.|\n)*)?"})
+        tags = calls["tags"] if self.around is None else [calls]
+        return {"type": "triggered_tags", "triggers": [TAG], "tags": tags, "stop_after_first": only_one}
 
 
 class ToolFormat(NamedTuple):
@@ -54,101 +71,37 @@ class ToolFormat(NamedTuple):
         return f"{TAG}{json.dumps(written, ensure_ascii=False)}{END_TAG}"
 
 
-class JsonCalls:
-    """{"name": ..., "arguments": ...} for each call, tags around it or around all."""
-
-    def __init__(self, begin: str, end: str, separator: str, key: str = "arguments", around: tuple[str, str] | None = None):
-        self._begin, self._end, self._separator, self._key, self._around = begin, end, separator, key, around
-
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        listed = one_or_more(self._tags(tools), self._separator, only_one=only_one)
-        return listed if self._around is None else tag(self._around[0], listed, self._around[1])
-
-    def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
-        tags = self._tags(tools) if self._around is None else [self.calls(tools, only_one=only_one)]
-        return {"type": "triggered_tags", "triggers": [TAG], "tags": tags, "stop_after_first": only_one}
-
-    def _tags(self, tools: Tools) -> list[Structure]:
-        return [
-            tag(
-                f'{self._begin}{{"name": {json.dumps(name)}, "{self._key}": ',
-                {"type": "json_schema", "json_schema": dict(schema)},
-                "}" + self._end,
-            )
-            for name, schema in tools.items()
-        ]
+def json_call(begin: str, end: str, key: str, name: str, schema: Schema) -> Structure:
+    """{"name": ..., `key`: ...} between two strings."""
+    return tag(f'{begin}{{"name": {json.dumps(name)}, "{key}": ', of_schema(schema), "}" + end)
 
 
-class AtStart(ABC):
-    """Calls that are recognised at the beginning of an answer only."""
-
-    def __init__(self, opening: str):
-        self._opening = opening
-
-    @abstractmethod
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        """As in Structures."""
-
-    def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
-        other = rf"\s*([^\s{re.escape(self._opening)}](.|\n)*)?"
-        return either(self.calls(tools, only_one=only_one), {"type": "regex", "pattern": other})
-
-
-class Llama3Calls(AtStart):
-    """{"name": ..., "parameters": ...}, with semicolons between several."""
-
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        return JsonCalls("", "", "; ", "parameters").calls(tools, only_one=only_one)
+def python_call(name: str, schema: Schema) -> Structure:
+    """f(a=1). Values are written as in JSON, required arguments first."""
+    written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema)]
+    required = [each for each, needed in written if needed]
+    others = [each for each, needed in written if not needed]
+    more = [optional(sequence(const(", "), each)) for each in others]
+    if required:
+        listed = [part for each in required for part in (const(", "), each)][1:]
+        arguments = sequence(*listed, *more)
+    else:
+        arguments = either(const(""), *(sequence(each, *more[index + 1 :]) for index, each in enumerate(others)))
+    return tag(f"{name}(", arguments, ")")
 
 
-class PythonicCalls(AtStart):
-    """[f(a=1), g(b="x")]. Values are written as in JSON, required arguments first."""
-
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        tags = [tag(f"{name}(", self._arguments(schema), ")") for name, schema in tools.items()]
-        return tag("[", one_or_more(tags, ", ", only_one=only_one), "]")
-
-    def _arguments(self, schema: Schema) -> Structure:
-        given = arguments_of(schema)
-        written = [tag(f"{name}=", {"type": "json_schema", "json_schema": part}, "") for name, part, _ in given]
-        required = [each for each, (_, _, needed) in zip(written, given, strict=True) if needed]
-        others = [each for each, (_, _, needed) in zip(written, given, strict=True) if not needed]
-        more = [optional(sequence(const(", "), each)) for each in others]
-        if required:
-            listed = [part for each in required for part in (const(", "), each)][1:]
-            return sequence(*listed, *more)
-        firsts = [sequence(each, *more[index + 1 :]) for index, each in enumerate(others)]
-        return either(const(""), *firsts)
-
-
-class XmlCalls:
+def xml_call(line_break: str, name: str, schema: Schema) -> Structure:
     """<function=NAME> with <parameter=NAME>value</parameter> for each argument, in <tool_call>. Strings have no quotes; of their
-    schemas only enum and const are followed."""
-
-    def __init__(self, line_break: str):
-        self._line_break = line_break
-        """Around values."""
-
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        return one_or_more(self._tags(tools), "\n", only_one=only_one)
-
-    def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
-        return {"type": "triggered_tags", "triggers": [TAG], "tags": self._tags(tools), "stop_after_first": only_one}
-
-    def _tags(self, tools: Tools) -> list[Structure]:
-        return [
-            tag(f"{TAG}\n<function={name}>\n", sequence(*map(self._argument, arguments_of(schema))), f"</function>\n{END_TAG}")
-            for name, schema in tools.items()
-        ]
-
-    def _argument(self, given: tuple[str, Schema, bool]) -> Structure:
-        name, schema, needed = given
-        begin, end = f"<parameter={name}>{self._line_break}", f"{self._line_break}</parameter>\n"
-        value: Structure = {"type": "json_schema", "json_schema": schema}
-        if is_text(schema):
-            listed = values_of(schema)
+    schemas only enum and const are followed. `line_break`: around values."""
+    arguments = []
+    for argument, part, needed in arguments_of(schema):
+        value = of_schema(part)
+        if is_text(part):
+            listed = values_of(part)
             value = ANY_TEXT if listed is None else either(*map(const, listed))
-        return tag(begin, value, end) if needed else optional(tag(begin, value, end))
+        written = tag(f"<parameter={argument}>{line_break}", value, f"{line_break}</parameter>\n")
+        arguments.append(written if needed else optional(written))
+    return tag(f"{TAG}\n<function={name}>\n", sequence(*arguments), f"</function>\n{END_TAG}")
 
 
 def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
@@ -161,45 +114,38 @@ def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
 
 
 def const(text: str) -> Structure:
-    """This text."""
     return {"type": "const_string", "value": text}
 
 
 def sequence(*parts: Structure) -> Structure:
-    """One after another."""
     return {"type": "sequence", "elements": list(parts) or [const("")]}
 
 
 def either(*parts: Structure) -> Structure:
-    """One of them."""
     return {"type": "or", "elements": list(parts)}
 
 
 def optional(part: Structure) -> Structure:
-    """It or nothing."""
     return either(const(""), part)
 
 
 def tag(begin: str, content: Structure, end: str) -> Structure:
-    """It between two strings."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def one_or_more(tags: list[Structure], separator: str, *, only_one: bool) -> Structure:
-    """Some of these tags."""
-    return {
-        "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True, "stop_after_first": only_one
-    }  # fmt: skip
+def of_schema(schema: Schema) -> Structure:
+    """JSON that fits the schema."""
+    return {"type": "json_schema", "json_schema": dict(schema)}
 
 
-HERMES = ToolFormat(read_tagged, JsonCalls(f"{TAG}\n", f"\n{END_TAG}", "\n"), (TAG, END_TAG))
-LLAMA3 = ToolFormat(read_llama3, Llama3Calls("{"), (PYTHON_TAG,))
-PYTHONIC = ToolFormat(read_pythonic, PythonicCalls("["), (PYTHON_TAG,))
-QWEN3_CODER = ToolFormat(read_tagged, XmlCalls("\n"), (TAG, END_TAG))
-MIMO = ToolFormat(read_tagged, XmlCalls(""), (TAG, END_TAG))
+HERMES = ToolFormat(read_tagged, Structures(partial(json_call, f"{TAG}\n", f"\n{END_TAG}", "arguments"), "\n"), (TAG, END_TAG))
+LLAMA3 = ToolFormat(read_llama3, Structures(partial(json_call, "", "", "parameters"), "; ", opening="{"), (PYTHON_TAG,))
+PYTHONIC = ToolFormat(read_pythonic, Structures(python_call, ", ", ("[", "]"), opening="["), (PYTHON_TAG,))
+QWEN3_CODER = ToolFormat(read_tagged, Structures(partial(xml_call, "\n"), "\n"), (TAG, END_TAG))
+MIMO = ToolFormat(read_tagged, Structures(partial(xml_call, ""), "\n"), (TAG, END_TAG))
 SMOLLM2 = ToolFormat(
     read_tagged,
-    JsonCalls("", "", ", ", around=(f"{TAG}[", f"]{END_TAG}")),
+    Structures(partial(json_call, "", "", "arguments"), ", ", (f"{TAG}[", f"]{END_TAG}")),
     (TAG, END_TAG),
     """You are an expert in composing functions. You are given a question and a set of possible functions.
 Based on the question, you will need to make one or more function/tool calls to achieve the purpose.

@@ -14,6 +14,7 @@ from jaxspec.grammar.vocabulary import holds, packed, source_of
 from jaxspec.server.structured import FIXED_LAYOUT
 from jaxspec.testing import TinyTokenizer
 from tests.grammar.cases import random_schema
+from tests.server.fakes import byte_tokenizer
 
 VOCABULARY, END = 128, 0
 NO_BANS = Bans((END,))
@@ -22,7 +23,7 @@ SCHEMA = {"type": "object", "properties": {"name": {"enum": ["x", "yy"]}}, "requ
 
 @pytest.fixture(scope="module")
 def grammars():
-    made = Grammars(TinyTokenizer(), VOCABULARY, (END,))
+    made = Grammars(byte_tokenizer(size=VOCABULARY), VOCABULARY, (END,))
     yield made
     made.close()
 

@@ -191,4 +191,4 @@ def test_trees_are_ranked_as_on_the_device():
         tokens = rng.integers(0, 9, 11)
         tree = rank(jnp.array([5]), Candidates(*(jnp.asarray(each)[None] for each in (tokens, scores, parents))), TREES[0])
         own = best_nodes(5, tokens, parents, scores, TREES[0].num_draft_tokens)
-        assert [each.tolist() for each in own] == [tree.tokens[0].tolist(), tree.parents[0].tolist()]
+        assert [each.tolist() for each in own[:2]] == [tree.tokens[0].tolist(), tree.parents[0].tolist()]

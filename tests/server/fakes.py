@@ -37,11 +37,11 @@ TOOL_TEMPLATE = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """Token i is the byte i."""
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, size: int = 256) -> PreTrainedTokenizerFast:
+    """Token i is the byte i; bytes from `size` on have none."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))  # GPT-2's alphabet: a byte that has no printable character gets one from above 255
-    alphabet = {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+    alphabet = {byte: chr(byte if byte in printable else next(others)) for byte in range(size)}
     tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in alphabet.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

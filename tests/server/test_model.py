@@ -177,7 +177,7 @@ def test_the_template_writes_the_special_tokens():
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="a $A", pair=None, special_tokens=[("a", bos)])
     with ChatTemplate.of_model(tokenizer) as template:
         model = ServedModel("bos", CONTEXT, TreeShape(), tokenizer, template)
-        ids = model.chat_token_ids(model.chat_text(USER, "messages"), "messages")
+        ids = model.chat_token_ids(model.chat_text(USER))
     assert ids == [bos, *b"hi"] == tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
     assert model.token_ids("hi", "prompt") == [bos, *b"hi"]
 
@@ -188,9 +188,9 @@ def test_a_conversation_counts_as_the_template_leaves_it():
     with ChatTemplate.of_model(tokenizer) as template:
         model = ServedModel("short", CONTEXT, TreeShape(), tokenizer, template)
         messages = [{"role": "user", "content": "long " * 10_000}, *USER]
-        assert model.chat_token_ids(model.chat_text(messages, "messages"), "messages") == [*b"hi"]
+        assert model.chat_token_ids(model.chat_text(messages)) == [*b"hi"]
         with pytest.raises(ApiError, match="has more than"):
-            model.chat_token_ids(model.chat_text(messages[:1], "messages"), "messages")
+            model.chat_token_ids(model.chat_text(messages[:1]))
 
 
 def test_tokens_keep_the_space_in_front_of_them():

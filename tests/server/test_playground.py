@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js"))
 MODULES = [FOLDER / name for name in re.findall(r'<script type="module" src="(.*?)">', (FOLDER / "index.html").read_text())]
 LIBRARIES = sorted((FOLDER / "vendor").iterdir())
-HTML = read_playground().html.decode()
+HTML = read_playground()[0].decode()
 
 
 def directives(policy: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def test_it_is_no_part_of_the_api(client):
 
 
 def test_the_policy_names_exactly_the_parts_of_the_document():
-    policy = directives(read_playground().headers["Content-Security-Policy"])
+    policy = directives(read_playground()[1]["Content-Security-Policy"])
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
     assert policy["connect-src"] == "'self'"
     for element in ("script", "style"):

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update
 from jaxspec.server.errors import ApiError
 from jaxspec.server.messages.requests import MessagesRequest
 from jaxspec.server.model import ServedModel
@@ -84,8 +84,6 @@ class TokenCounted(ResponseModel):
 
 
 class MessagesBuilder(ResponseBuilder):
-    """Builds the answer to one request."""
-
     stream_end = ""
 
     def __init__(self, model: ServedModel, body: MessagesRequest, batch: RequestBatch):
@@ -108,11 +106,11 @@ class MessagesBuilder(ResponseBuilder):
             events.append(MessagesEvent(type="message_start", message=self._response([], None, None, usage)))
         for change in self._parts.add(update):
             match change:
-                case Begun(number, part):
+                case Change("begun", number, part):
                     events.append(MessagesEvent(type="content_block_start", index=number, content_block=block_of(part)))
-                case Grown(number, part, piece):
+                case Change("grown", number, part, piece):
                     events.append(MessagesEvent(type="content_block_delta", index=number, delta=delta_of(part, piece)))
-                case Ended(number, _):
+                case Change("ended", number):
                     events.append(MessagesEvent(type="content_block_stop", index=number))
         if update.output is not None:
             reason, sequence = self._stop(update.output)
@@ -131,7 +129,7 @@ class MessagesBuilder(ResponseBuilder):
         matched = output.matched_stop
         if isinstance(matched, str) and matched in (self._body.stop_sequences or ()):
             return "stop_sequence", matched
-        has_calls = any(part.kind is PartKind.CALL for part in self._parts.parts)
+        has_calls = any(part.kind == "call" for part in self._parts.parts)
         return "tool_use" if has_calls else "end_turn", None
 
     def _response(
@@ -152,11 +150,11 @@ class MessagesBuilder(ResponseBuilder):
 def block_of(part: AnswerPart, text: str = "") -> AnswerBlock:
     """A part with its text, or as it begins."""
     match part.kind:
-        case PartKind.TEXT:
+        case "text":
             return AnswerBlock(type="text", text=text)
-        case PartKind.THINKING:
+        case "thinking":
             return AnswerBlock(type="thinking", thinking=text, signature="")
-        case PartKind.CALL:
+        case "call":
             call_id = f"toolu_{uuid.uuid4().hex[:24]}"
             return AnswerBlock(type="tool_use", id=call_id, name=part.name, input=arguments_of(text))
 
@@ -177,16 +175,15 @@ def arguments_of(text: str) -> dict[str, Any]:
 def delta_of(part: AnswerPart, piece: str) -> AnswerDelta:
     """A block that goes on."""
     match part.kind:
-        case PartKind.TEXT:
+        case "text":
             return AnswerDelta(type="text_delta", text=piece)
-        case PartKind.THINKING:
+        case "thinking":
             return AnswerDelta(type="thinking_delta", thinking=piece)
-        case PartKind.CALL:
+        case "call":
             return AnswerDelta(type="input_json_delta", partial_json=piece)
 
 
 def usage_of(output: GenerationOutput) -> AnthropicUsage:
-    """The tokens of a finished answer."""
     return counted(len(output.prompt_token_ids), output.cached_tokens, len(output.token_ids))
 
 

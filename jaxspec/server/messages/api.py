@@ -26,7 +26,6 @@ COUNTS: Any = success(TokenCounted) | failures(*COMMON, 404, 415, shape=Anthropi
 
 
 def messages_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
-    """The endpoints over one engine and its model."""
     router = APIRouter()
     limiter = CapacityLimiter(THREADS)
 

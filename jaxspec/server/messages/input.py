@@ -9,7 +9,7 @@ from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, TextPart, ToolCall, ToolName
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, Only, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -84,13 +84,13 @@ class AnthropicMessage(RequestModel):
     @model_validator(mode="after")
     def check_places(self) -> Self:
         """Only an assistant calls and thinks, and only a user has results."""
-        for block in self.content if isinstance(self.content, list) else ():
-            if block.type not in PLACES[self.role]:
-                shown = {"role": self.role, "expected": ", ".join(PLACES[self.role]), "got": block.type}
-                raise PydanticCustomError("place", "of the role {role} takes blocks of the types {expected}, not {got}", shown)
-        calls = [block for block in self.content if block.type == "tool_use"] if isinstance(self.content, list) else []
-        if len(calls) > MAX_TOOLS:
-            raise PydanticCustomError("calls", "takes at most {most} blocks of the type tool_use", {"most": MAX_TOOLS})
+        blocks, expected = self.content if isinstance(self.content, list) else [], PLACES[self.role]
+        for block in blocks:
+            if block.type not in expected:
+                said = f"of the role {self.role} takes blocks of the types {', '.join(expected)}, not {block.type}"
+                raise PydanticCustomError("place", said)
+        if sum(block.type == "tool_use" for block in blocks) > MAX_TOOLS:
+            raise PydanticCustomError("calls", f"takes at most {MAX_TOOLS} blocks of the type tool_use")
         return self
 
     def messages(self, param: str) -> Iterator[Message]:
@@ -120,7 +120,7 @@ def _answer(blocks: Sequence[InputBlock], param: str) -> Message:
             if block.type == "tool_use"
         ]
     except RecursionError:
-        raise ApiError(400, f"{param}: the input of a call is nested too deeply", param=param) from None
+        raise wrong(f"{param}:", "the input of a call is nested too deeply") from None
     thinking = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
     content = parts_of(blocks) or (None if calls else "")
     return Message(role="assistant", tool_calls=calls or None, content=content, reasoning_content=thinking or None)

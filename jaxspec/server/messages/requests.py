@@ -5,17 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field
 
 from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
-from jaxspec.server.errors import ApiError, restated
-from jaxspec.server.fields import (
-    Priority,
-    RequestModel,
-    RequestName,
-    Schema,
-    Strings,
-    TemplateOptions,
-    TokenCount,
-    adding,
-)
+from jaxspec.server.errors import ApiError, restated, wrong
+from jaxspec.server.fields import Priority, RequestModel, RequestName, Schema, Strings, TemplateOptions, TokenCount, adding
 from jaxspec.server.messages.input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral
@@ -145,7 +136,7 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         messages += message.messages(f"messages.{index}")
     continues = last.role == "assistant"
     if continues and messages[-1].tool_calls:
-        raise ApiError(400, "messages: the last one calls tools: send their results after it", param="messages")
+        raise wrong("messages:", "the last one calls tools: send their results after it")
     choice, asked = body.tool_choice, None if body.output_config is None else body.output_config.format
     schema = None if asked is None else JsonSchemaFormat.model_construct(schema=asked.schema_)
     own: dict[str, Any] = {}
@@ -175,7 +166,7 @@ def chosen(choice: AnthropicToolChoice | None) -> str | NamedTool | None:
     if choice is None:
         return None
     if (choice.type == "tool") != (choice.name is not None):
-        raise ApiError(400, "tool_choice.name is needed with the type tool, and with no other", param="tool_choice.name")
+        raise wrong("tool_choice.name", "is needed with the type tool, and with no other")
     if choice.name is not None:
         return NamedTool(type="function", function=FunctionName(name=choice.name))
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
@@ -187,8 +178,7 @@ def template_options(body: CountTokensRequest, model: ServedModel) -> dict[str, 
     if asked is None or asked.type == "adaptive":
         return dict(given)
     if THINKING in given:
-        message = f"chat_template_kwargs can't set {THINKING} together with thinking"
-        raise ApiError(400, message, param="chat_template_kwargs")
+        raise wrong("chat_template_kwargs", f"can't set {THINKING} together with thinking")
     return {**given, **thinking_options(asked.type == "enabled", model, "thinking")}
 
 

@@ -74,7 +74,6 @@ CHAT = success_or_stream(ChatResponse, "each a chat.completion.chunk") | _FAILUR
 
 
 def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
-    """The endpoints over one engine and its model."""
     router = APIRouter()
 
     @router.get("/v1/models", responses=success(ModelList))

@@ -71,8 +71,6 @@ class ChatEvent(OpenAIEvent):
 
 
 class ChatBuilder(OpenAIBuilder):
-    """Builds the responses of /v1/chat/completions."""
-
     id_prefix = "chatcmpl"
     whole_type, whole_object = ChatResponse, "chat.completion"
     event_type, event_object = ChatEvent, "chat.completion.chunk"
@@ -97,13 +95,12 @@ class ChatBuilder(OpenAIBuilder):
         logprobs = None if output.logprobs is None else chat_logprobs(self._model, output.logprobs)
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=self._finish_reason(index, output))
 
-    def empty(self, index: int) -> Choice:
-        return ChatDeltaChoice(index=index, delta=ChatDelta(content=""), logprobs=None, finish_reason=None)
-
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
         first = [ChatDelta(role="assistant", content="")] if is_first else []
-        deltas = self._deltas(index, update) or ([ChatDelta(content="")] if update.logprobs else [])
         last = [] if update.output is None else [ChatDelta()]
+        deltas = self._deltas(index, update)
+        if not deltas and (update.logprobs or (self._tells_all and not first and not last)):
+            deltas = [ChatDelta(content="")]
         pieces = [
             ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None) for delta in (*first, *deltas, *last)
         ]

@@ -19,8 +19,6 @@ class CompletionResponse(CompletionEvent):
 
 
 class CompletionBuilder(OpenAIBuilder):
-    """Builds the responses of /v1/completions."""
-
     id_prefix = "cmpl"
     whole_type, whole_object = CompletionResponse, "text_completion"
     event_type, event_object = CompletionEvent, "text_completion"
@@ -35,13 +33,10 @@ class CompletionBuilder(OpenAIBuilder):
             logprobs = join(completion_logprobs(self._model, asked.prompt, output.prompt_logprobs, offsets), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 
-    def empty(self, index: int) -> Choice:
-        return CompletionChoice(index=index, text="", logprobs=None, finish_reason=None)
-
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
         text = (self._echo(index) if is_first else "") + update.text
         logprobs = self._logprobs(update, 0) if update.logprobs else None  # echo with logprobs can't be streamed
-        if not text and logprobs is None and update.output is None:
+        if not text and logprobs is None and update.output is None and not self._tells_all:
             return []
         finish_reason = None if update.output is None else update.output.finish_reason
         return [CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)]

@@ -89,6 +89,8 @@ class OpenAIBuilder(ResponseBuilder):
         self._model, self._body, self._batch, self._created = model, body, batch, int(time())
         self._options = body.stream_options or StreamOptions()
         self._has_trace = batch.prompts[0].wants_trees
+        self._tells_all = self._has_trace or bool(body.return_token_ids)
+        """Updates have an event too if their text is held back."""
         self._begun: set[int] = set()
         """Choices that had an event."""
         self._outputs: dict[int, GenerationOutput] = {}
@@ -99,12 +101,8 @@ class OpenAIBuilder(ResponseBuilder):
         """A finished choice of a whole response."""
 
     @abstractmethod
-    def empty(self, index: int) -> Choice:
-        """A piece that adds nothing to a choice."""
-
-    @abstractmethod
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
-        """The pieces that an update adds to a choice; none if it adds nothing."""
+        """The pieces that an update adds to a choice; none if it adds nothing, unless `_tells_all`."""
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
         choices = [self.choice(index, output) for index, output in enumerate(outputs)]
@@ -119,8 +117,6 @@ class OpenAIBuilder(ResponseBuilder):
             self._outputs[index] = update.output
         is_first = index not in self._begun
         pieces = self.pieces(index, update, is_first)
-        if not pieces and (self._has_trace or self._body.return_token_ids):
-            pieces = [self.empty(index)]  # for tokens whose text is held back
         if not pieces:
             return []
         self._begun.add(index)

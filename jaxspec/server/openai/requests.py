@@ -8,7 +8,7 @@ from pydantic import Field
 
 from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import (
     CacheSalt,
     Copies,
@@ -26,14 +26,7 @@ from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
-from jaxspec.server.tools import (
-    ConversationFields,
-    ToolChoice,
-    ToolUse,
-    chosen_tools,
-    constraint_for,
-    conversation_text,
-)
+from jaxspec.server.tools import ConversationFields, ToolChoice, ToolUse, chosen_tools, constraint_for, conversation_text
 from jaxspec.text.answer_parser import AnswerFormat, Thinking
 
 DEFAULT_MAX_TOKENS = 16
@@ -129,15 +122,15 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
     """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field at fault."""
     model.check_name(body.model)
     if model.tokenizer is None:
-        message = "prompt: this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids"
-        raise ApiError(400, message, param="prompt")
+        said = "this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids"
+        raise wrong("prompt:", said)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of is not supported yet (leave it out or send n, {body.n or 1})", param="best_of")
+        raise wrong("best_of", f"is not supported yet (leave it out or send n, {body.n or 1})")
     if body.echo and body.logprobs is not None and body.stream:
-        raise ApiError(400, "echo with logprobs can't be streamed: leave out stream, echo or logprobs", param="echo")
+        raise wrong("echo", "with logprobs can't be streamed: leave out stream, echo or logprobs")
     prompt_only = body.max_tokens == 0
     if prompt_only and (not body.echo or body.stream):
-        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo and without stream", param="max_tokens")
+        raise wrong("max_tokens", "must be at least 1, or 0 with echo and without stream")
     model.check_count(body.prompt, body.n, param="prompt", n_param="n")
     names = completion_names(body)
     prompts = []
@@ -156,7 +149,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     """Token ids and sampling parameters of the conversation. Raises ApiError, naming the field at fault."""
     model.check_name(body.model)
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        raise wrong("top_logprobs", "needs logprobs to be true")
     model.check_count("", body.n, param="messages", n_param="n")
     use, text, ids = chat_prompt(body, model)
     names, max_tokens = chat_names(body), body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -176,15 +169,14 @@ def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, 
     fault."""
     use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
     text = conversation_text(body.messages, body, model, use)
-    return use, text, model.chat_token_ids(text, "messages")
+    return use, text, model.chat_token_ids(text)
 
 
 def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:
     """What the answer to a rendered conversation may hold. Raises ApiError, naming the field at fault."""
     reasoning, is_left_out = model.reasoning, body.include_reasoning is False
     if reasoning is None and is_left_out:
-        message = "include_reasoning: the thinking is not known: start the server with --reasoning-parser"
-        raise ApiError(400, message, param="include_reasoning")
+        raise wrong("include_reasoning:", "the thinking is not known: start the server with --reasoning-parser")
     thinking = Thinking.NONE
     if reasoning is not None:
         thinking = reasoning.within(body.messages[-1].text) if body.continue_final_message else reasoning.after(prompt)
@@ -217,7 +209,7 @@ def _batch(
 ) -> RequestBatch:
     """The prompts with the fields that both kinds of requests have."""
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+        raise wrong("stream_options", "needs stream to be true")
     return RequestBatch(requests_of(body, model, prompts, body.n), rid=body.request_id, **more)
 
 

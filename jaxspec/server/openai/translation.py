@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.server.errors import ApiError, restated
+from jaxspec.server.errors import ApiError, restated, wrong
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.requests import ChatRequest, chat_batch, chat_names
 from jaxspec.server.running import RequestBatch
@@ -15,8 +15,7 @@ THINKING = "enable_thinking"
 def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
     """The batch of a chat. Raises ApiError in the words of the client, whose names differ from the chat's."""
     if chat.speculative is not None and chat.speculative.trace:
-        message = "speculative.trace is not supported in this endpoint: use /v1/chat/completions"
-        raise ApiError(400, message, param="speculative.trace")
+        raise wrong("speculative.trace", "is not supported in this endpoint: use /v1/chat/completions")
     try:
         return chat_batch(chat, model)
     except ApiError as error:
@@ -38,10 +37,9 @@ def thinking_options(thinks: bool | None, model: ServedModel, param: str) -> dic
     if thinks is None:
         return {}
     if thinks and model.reasoning is None:
-        message = f"{param}: the thinking is not known: leave it out, or start the server with --reasoning-parser"
-        raise ApiError(400, message, param=param)
+        raise wrong(f"{param}:", "the thinking is not known: leave it out, or start the server with --reasoning-parser")
     if model.chat_template is not None and THINKING in model.chat_template.options:
         return {THINKING: thinks}
     if not thinks and model.reasoning is not None:
-        raise ApiError(400, f"{param}: the model's chat template can't turn thinking off: leave it out", param=param)
+        raise wrong(f"{param}:", "the model's chat template can't turn thinking off: leave it out")
     return {}

@@ -7,9 +7,8 @@ nothing else, and whose Content-Security-Policy lets nothing else run: the model
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.resources import files
-from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -21,29 +20,22 @@ _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|const|class) (\w+))", re.MULTILINE)
 
 
-class Playground(NamedTuple):
-    """The document and its HTTP headers."""
-
-    html: bytes
-    headers: Mapping[str, str]
-
-
 def playground_routes() -> APIRouter:
     """GET of /. The document needs no key; the requests that it sends do, if the server has one."""
     router = APIRouter()
-    page = read_playground()
+    document, headers = read_playground()
 
     @router.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
-        if request.headers.get("if-none-match") == page.headers["ETag"]:
-            return Response(status_code=304, headers=page.headers)
-        return Response(page.html, media_type="text/html", headers=page.headers)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(document, media_type="text/html", headers=headers)
 
     return router
 
 
-def read_playground() -> Playground:
-    """One document: index.html with the contents of the files that it refers to."""
+def read_playground() -> tuple[bytes, dict[str, str]]:
+    """One document, index.html with the contents of the files that it refers to, and its HTTP headers."""
     html = (files("jaxspec.server.playground") / "index.html").read_text("utf-8")
     html, styles = _inline(html, "style", _STYLE)
     html, libraries = _inline(html, "script", _SCRIPT)
@@ -58,7 +50,7 @@ def read_playground() -> Playground:
         "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(document).hexdigest()[:32]}"',
     }
-    return Playground(document, headers)
+    return document, headers
 
 
 def as_script(name: str, module: str) -> str:

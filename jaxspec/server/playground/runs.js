@@ -1,8 +1,8 @@
 /* What one answer brought, cycle by cycle, and the figures over it. Nothing here touches the document. */
 
 export const DEEPEST = 6; // drafts of this depth and deeper share a colour
-export const SOURCES = { head: "by-head", ngram: "by-ngram", "head+ngram": "by-both" }; // colour classes, where drafters are merged
-export const OTHER = "by-other"; // what filled the tree, or was forced by a grammar
+const SOURCES = { head: "by-head", ngram: "by-ngram", "head+ngram": "by-both" }; // colour classes, where drafters are merged
+const OTHER = "by-other"; // what filled the tree, or was forced by a grammar
 const NO_TOKENS = { tokens: [], tree: null };
 const KEPT_TREES = 2000; // older cycles of an answer lose their trees, so that a long answer stays small
 

@@ -6,7 +6,7 @@ from time import time
 from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update, thinking_tokens
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update, thinking_tokens
 from jaxspec.server.errors import ApiError
 from jaxspec.server.logprobs import ChatEntry, chat_logprobs
 from jaxspec.server.model import ServedModel
@@ -31,8 +31,6 @@ SHOWN_OF_TOOLS = {"type", "name", "description", "parameters", "strict"}
 
 
 class ResponsesBuilder(ResponseBuilder):
-    """Builds the answer to one request."""
-
     stream_end = ""
 
     def __init__(self, model: ServedModel, body: ResponsesRequest, batch: RequestBatch):
@@ -64,9 +62,8 @@ class ResponsesBuilder(ResponseBuilder):
         return events
 
     def failure(self, error: ApiError) -> ResponsesEvent:
-        failure = ResponsesFailure(
-            code="server_error" if error.status >= 500 else "invalid_prompt", message=error.report.error.message
-        )
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        failure = ResponsesFailure(code=code, message=error.report.error.message)
         return self._event("response.failed", response=self._response("failed", error=failure))
 
     def _add(self, update: Update) -> list[ResponsesEvent]:
@@ -76,11 +73,11 @@ class ResponsesBuilder(ResponseBuilder):
         events = []
         for change in self._parts.add(update):
             match change:
-                case Begun(number, part):
+                case Change("begun", number, part):
                     events += self._begin(number, part)
-                case Grown(number, part, piece):
+                case Change("grown", number, part, piece):
                     events.append(self._grow(number, part, piece))
-                case Ended(number, part):
+                case Change("ended", number, part):
                     is_last = number == len(self._parts.parts) - 1
                     events += self._end(number, part, "completed" if is_complete or not is_last else "incomplete")
         return events
@@ -88,26 +85,26 @@ class ResponsesBuilder(ResponseBuilder):
     def _begin(self, number: int, part: AnswerPart) -> list[ResponsesEvent]:
         unique = uuid.uuid4().hex
         match part.kind:
-            case PartKind.CALL:
+            case "call":
                 item = OutputItem(id=f"fc_{unique}", type="function_call", status="in_progress", call_id=call_id(), name=part.name)
                 item.arguments = ""
-            case PartKind.TEXT:
+            case "text":
                 item = OutputItem(id=f"msg_{unique}", type="message", status="in_progress", role="assistant", content=[])
-            case PartKind.THINKING:
+            case "thinking":
                 item = OutputItem(id=f"rs_{unique}", type="reasoning", status="in_progress", summary=[], content=[])
         self._items.append(item)
         added = self._event("response.output_item.added", output_index=number, item=item.model_copy())
-        if part.kind is PartKind.CALL:
+        if part.kind == "call":
             return [added]
         return [added, self._item_event("response.content_part.added", number, content_index=0, part=self._content(part, ""))]
 
     def _grow(self, number: int, part: AnswerPart, piece: str) -> ResponsesEvent:
         match part.kind:
-            case PartKind.CALL:
+            case "call":
                 return self._item_event("response.function_call_arguments.delta", number, delta=piece)
-            case PartKind.THINKING:
+            case "thinking":
                 return self._item_event("response.reasoning_text.delta", number, content_index=0, delta=piece)
-            case PartKind.TEXT:
+            case "text":
                 new, self._sent_logprobs = self._logprobs[self._sent_logprobs :], len(self._logprobs)
                 return self._item_event("response.output_text.delta", number, content_index=0, delta=piece, logprobs=new)
 
@@ -115,23 +112,20 @@ class ResponsesBuilder(ResponseBuilder):
         item = self._items[number]
         item.status = status
         events = []
-        if part.kind is PartKind.CALL:
+        if part.kind == "call":
             item.arguments = part.text
-            done = {"name": part.name, "arguments": part.text}
-            events.append(self._item_event("response.function_call_arguments.done", number, **done))
+            kind = "response.function_call_arguments.done"
+            events.append(self._item_event(kind, number, name=part.name, arguments=part.text))
         else:
             content = self._content(part, part.text)
             item.content = [content]
-            if part.kind is PartKind.TEXT:
-                text: dict[str, Any] = {"text": part.text, "logprobs": self._logprobs}
-                events.append(self._item_event("response.output_text.done", number, content_index=0, **text))
-            else:
-                events.append(self._item_event("response.reasoning_text.done", number, content_index=0, text=part.text))
+            more = {"logprobs": self._logprobs} if part.kind == "text" else {}
+            events.append(self._item_event(f"response.{content.type}.done", number, content_index=0, text=part.text, **more))
             events.append(self._item_event("response.content_part.done", number, content_index=0, part=content))
         return [*events, self._event("response.output_item.done", output_index=number, item=item)]
 
     def _content(self, part: AnswerPart, text: str) -> OutputPart:
-        if part.kind is PartKind.THINKING:
+        if part.kind == "thinking":
             return OutputPart(type="reasoning_text", text=text)
         content = OutputPart(type="output_text", text=text, annotations=[])
         if self._batch.prompts[0].params.logprobs is not None:

@@ -20,7 +20,6 @@ ANSWERS = success_or_stream(ResponsesResponse, "each a typed event of the Respon
 
 
 def responses_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
-    """The endpoint over one engine and its model."""
     router = APIRouter()
 
     @router.post("/v1/responses", responses=ANSWERS, openapi_extra=documented(ResponsesRequest))

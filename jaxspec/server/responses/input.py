@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, ToolCall, ToolName, json_object
-from jaxspec.server.errors import ApiError
+from jaxspec.server.conversations import MAX_TOOLS, FunctionCall, Message, ToolCall, ToolName, json_object, text_of
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
 
@@ -69,8 +69,8 @@ class InputItem(KindedModel):
         for name, given in (("content", self.content), ("output", self.output), ("summary", self.summary)):
             for text in given if isinstance(given, list) else ():
                 if text.type not in expected:
-                    shown = {"kind": self.type, "name": name, "expected": " or ".join(expected), "got": text.type}
-                    raise PydanticCustomError("text", "of the type {kind} takes {expected} in {name}, not {got}", shown)
+                    said = f"of the type {self.type} takes {' or '.join(expected)} in {name}, not {text.type}"
+                    raise PydanticCustomError("text", said)
         return self
 
 
@@ -101,7 +101,7 @@ class Turn:
         else:
             json_object(item.arguments or "", f"{param}.arguments")
             if len(self._calls) == MAX_TOOLS:
-                raise ApiError(400, f"{param} is the call number {MAX_TOOLS + 1} of a turn; at most {MAX_TOOLS} fit", param=param)
+                raise wrong(param, f"is the call number {MAX_TOOLS + 1} of a turn; at most {MAX_TOOLS} fit")
             function = FunctionCall(name=item.name or "", arguments=item.arguments or "")
             self._calls.append(ToolCall(id=item.call_id, function=function))
 
@@ -111,13 +111,6 @@ class Turn:
             thinking = "\n".join(self._thinking) or None
             content = "" if self._content is None and not self._calls else self._content
             yield Message(role="assistant", tool_calls=self._calls or None, content=content, reasoning_content=thinking)
-
-
-def text_of(given: str | Sequence[ItemText] | None) -> str:
-    """Texts as one string, joined by line breaks as in messages of a chat."""
-    if given is None or isinstance(given, str):
-        return given or ""
-    return "\n".join(each.text for each in given)
 
 
 def messages_of(given: str | Sequence[InputItem], instructions: str | None) -> list[Message]:

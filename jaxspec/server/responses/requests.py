@@ -7,7 +7,7 @@ from pydantic import FailFast, Field
 from pydantic_core import to_json
 
 from jaxspec.server.conversations import MAX_TOOLS, ToolName
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import wrong
 from jaxspec.server.fields import LogprobCount, Only, RequestModel, TemplateOptions, TokenCount, described_as
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import RESPONSES, each, neutral
@@ -155,16 +155,14 @@ def check_repeated(body: ResponsesRequest) -> None:
         try:
             to_json(getattr(body, name))
         except ValueError:
-            message = f"{name} can't be repeated in the response: it is nested too deeply, or holds half of a surrogate pair"
-            raise ApiError(400, message, param=name) from None
+            said = "can't be repeated in the response: it is nested too deeply, or holds half of a surrogate pair"
+            raise wrong(name, said) from None
 
 
 def responses_batch(chat: ChatRequest, model: ServedModel) -> RequestBatch:
     """Token ids and sampling parameters. Raises ApiError, naming the field at fault."""
     batch = translated_batch(chat, model, CLIENT_NAMES)
     if chat.logprobs and (batch.answer.tool_parser is not None or batch.answer.thinking is not Thinking.NONE):
-        message = (
-            "top_logprobs and include: an answer that may hold calls or thinking has no log probabilities here: leave them out"
-        )
-        raise ApiError(400, message, param="top_logprobs")
+        said = "and include: an answer that may hold calls or thinking has no log probabilities here: leave them out"
+        raise wrong("top_logprobs", said)
     return batch

@@ -12,19 +12,17 @@ from pydantic import FailFast, Field, SkipValidation, Tag
 
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
-from jaxspec.server.errors import ApiError
+from jaxspec.server.errors import ApiError, wrong
 from jaxspec.server.fields import (
     EACH,
     MAX_INT,
-    NAME_OR_NAMES,
     ONE,
     CacheSalt,
     ListsOfTokenIds,
     LogprobCount,
+    NameOrNames,
     Priority,
     RequestModel,
-    RequestName,
-    RequestNames,
     StringOrStrings,
     TokenIds,
     described_as,
@@ -93,7 +91,7 @@ class GenerateRequest(RequestModel):
     """Larger is more urgent."""
     speculative: SpeculativeOptions | None = None
     """Our own: speculation for this request."""
-    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    rid: NameOrNames = None
     """The request's name for /abort_request and meta_info.id; a list names each prompt."""
 
     @property
@@ -156,7 +154,6 @@ ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each wit
 
 
 def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
-    """The endpoint over one engine and its model."""
     router = APIRouter()
 
     @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
@@ -182,15 +179,13 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     prompt_only = first.max_new_tokens == 0
     if prompt_only and (not body.return_logprob or body.stream):
-        message = f"{names['max_tokens']} must be at least 1, or 0 with return_logprob and without stream"
-        raise ApiError(400, message, param=names["max_tokens"])
+        raise wrong(names["max_tokens"], "must be at least 1, or 0 with return_logprob and without stream")
     prompts = []
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
         budget = model.budget(len(ids), asked, default, param=name, budget_param=names["max_tokens"])
         if body.prompt_start is not None and body.prompt_start >= len(ids):
-            message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
-            raise ApiError(400, message, param="logprob_start_len")
+            raise wrong("logprob_start_len", f"{body.prompt_start} is not inside {name}, which has {len(ids)} tokens")
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
@@ -203,14 +198,13 @@ def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSamp
     if not isinstance(body.sampling_params, list):
         return [(body.sampling_params or SglangSampling(), CLIENT_NAMES)] * count
     if is_single(given) or len(body.sampling_params) != count:
-        message = f"sampling_params must be one object, or a list with one for each of {count} prompts in a list"
-        raise ApiError(400, message, param="sampling_params")
+        raise wrong("sampling_params", f"must be one object, or a list with one for each of {count} prompts in a list")
     first, *others = each = list(zip(body.sampling_params, map(names_at, range(count)), strict=True))
     for fields, names in others:
         if (fields.n or 1) != (first[0].n or 1):
-            raise ApiError(400, f"{names['n']} must be the same as that of the first prompt, {first[0].n or 1}", param=names["n"])
+            raise wrong(names["n"], f"must be the same as that of the first prompt, {first[0].n or 1}")
         if (fields.max_new_tokens == 0) != (first[0].max_new_tokens == 0):
-            raise ApiError(400, f"{names['max_tokens']} must be 0 for all prompts or for none", param=names["max_tokens"])
+            raise wrong(names["max_tokens"], "must be 0 for all prompts or for none")
     return each
 
 
@@ -227,10 +221,9 @@ def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
     """Refuses fields that have no effect without return_logprob, and text without a tokenizer."""
     for name, nothing in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
         if not body.return_logprob and getattr(body, name) not in (None, nothing):
-            raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
+            raise wrong(name, "needs return_logprob to be true")
     if body.return_text_in_logprobs and model.tokenizer is None:
-        message = "return_text_in_logprobs must not be true: this model has no tokenizer"
-        raise ApiError(400, message, param="return_text_in_logprobs")
+        raise wrong("return_text_in_logprobs", "must not be true: this model has no tokenizer")
 
 
 @dataclass
@@ -248,8 +241,6 @@ class _Progress:
 
 
 class GenerateBuilder(ResponseBuilder):
-    """Builds the response to one request."""
-
     def __init__(self, model: ServedModel, body: GenerateRequest, request_id: str, started: float, batch: RequestBatch):
         """`started`: perf_counter() when the request came."""
         self._model, self._body, self._batch, self._started = model, body, batch, started

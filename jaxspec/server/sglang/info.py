@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse, Response
 from jaxspec.engine.stats import EngineStats
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as
+from jaxspec.server.fields import NameOrNames, RequestModel
 from jaxspec.server.health import HealthProbe
 from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
@@ -149,7 +149,7 @@ class LoadsResponse(ResponseModel):
 class AbortRequest(RequestModel):
     """POST /abort_request, SGLang's."""
 
-    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    rid: NameOrNames = None
     """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error."""
     abort_all: bool | None = None
     """All requests are ended."""
@@ -172,7 +172,6 @@ class ShortLoad(ResponseModel):
 def info_routes(
     running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes
 ) -> tuple[APIRouter, APIRouter]:  # fmt: skip
-    """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
     probe, ok = HealthProbe(engine), HealthResponse(status="ok")
@@ -202,7 +201,18 @@ def info_routes(
     @router.get("/get_model_info", responses=success(ModelInfo))
     async def model_info() -> Response:
         """The served model."""
-        return json_response(describe_model(model))
+        info = ModelInfo(
+            model_path=model.path or model.name,
+            served_model_name=model.name,
+            tokenizer_path=model.tokenizer_path,
+            is_generation=True,
+            has_image_understanding=False,
+            has_audio_understanding=False,
+            preferred_sampling_params=None,
+            weight_version="default",
+            context_length=model.context_length,
+        )
+        return json_response(info)
 
     @router.get("/server_info", responses=success(ServerInfo))
     @router.get("/get_server_info", responses=success(ServerInfo))
@@ -252,20 +262,6 @@ def info_routes(
         return PlainTextResponse("Cache flushed.\n")
 
     return router, control
-
-
-def describe_model(model: ServedModel) -> ModelInfo:
-    return ModelInfo(
-        model_path=model.path or model.name,
-        served_model_name=model.name,
-        tokenizer_path=model.tokenizer_path,
-        is_generation=True,
-        has_image_understanding=False,
-        has_audio_understanding=False,
-        preferred_sampling_params=None,
-        weight_version="default",
-        context_length=model.context_length,
-    )
 
 
 def describe_server(
