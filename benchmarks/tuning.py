@@ -10,10 +10,10 @@ from statistics import median
 
 from tqdm import tqdm
 
-from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, Pass, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 
-from .load import Load, alternate, check_nothing_compiled, side_by_side
+from .load import alternate, check_nothing_compiled, side_by_side
 from .record import Spread, shares
 from .sweep import Sweep
 
@@ -87,9 +87,9 @@ class Timed:
     cycle_ms: list[float] = field(default_factory=list)
     cost: list[float] = field(default_factory=list)
     """Time of a cycle divided by that of a plain step timed next to it: the accept length at which the tree breaks even."""
-    tree_passes: list[Load] = field(default_factory=list)
+    tree_passes: list[Pass] = field(default_factory=list)
     """End-to-end runs, if there were any; plain_passes are the plain runs next to them."""
-    plain_passes: list[Load] = field(default_factory=list)
+    plain_passes: list[Pass] = field(default_factory=list)
 
     def predicted(self, accept_length: float) -> float:
         """Predicted speed-up over plain decoding, without prefill."""

@@ -129,7 +129,7 @@ def check(options: argparse.Namespace) -> Report:
                 passes.append(run(engine, encoded, params))
                 bar.update()
     _, plain, _, speculative = passes
-    lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
+    lengths, own = speculative.verifications, [output.speculation.accept_length for output in speculative.outputs]
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
     _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
     return Report(
