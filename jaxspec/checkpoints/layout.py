@@ -122,20 +122,13 @@ class Stack(NamedTuple):
     def join(self, read: ReadTensor) -> np.ndarray:
         return self.view(read).join()
 
-    def stacked(self, read: ReadTensor) -> np.ndarray:
-        """The stack itself, [rows, *columns]."""
-        return Stacked(self._read(read)).join()
-
     def view(self, read: ViewTensor) -> Stacked:
         """The parameter before its tensors are joined."""
-        return Stacked(self._read(read), self.is_kernel)
-
-    def _read(self, read: ViewTensor) -> list[Tensor]:
         parts = [read(name) for name, _ in self.tensors]
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
             raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")
-        return parts
+        return Stacked(parts, self.is_kernel)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         ends = np.cumsum([rows for _, rows in self.tensors])[:-1]

@@ -88,12 +88,8 @@ class QuantizedStack:
 
     def join(self, read: ReadTensor) -> np.ndarray:
         """The kernel [k, n], dequantised to float32."""
-        return transposed(self.stacked(read))
-
-    def stacked(self, read: ReadTensor) -> np.ndarray:
-        """The stack [n, k], dequantised to float32."""
         parts = [dequantised(self.scheme.numbers(module, rows, self.k, read), self.k) for module, rows in self.modules]
-        return np.concatenate(parts)
+        return transposed(np.concatenate(parts))
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         raise ValueError("a quantised checkpoint can't be written back")
