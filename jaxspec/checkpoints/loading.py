@@ -79,8 +79,15 @@ def load_head(
         ValueError: the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
-        how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
-        return _load_converted_head(path, target, token_map, **how)
+        manifest = read_manifest(directory := require_head(path))
+        with errors_named(path):
+            check_fit(manifest, target.config)
+            hot_tokens = usable_token_map(manifest.head, token_map)
+            if hot_tokens is None and manifest.token_map is not None:
+                hot_tokens = np.asarray(manifest.token_map, np.int32)
+            how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
+            loaded = load_converted(directory, manifest.head, target.dtype, **how)
+            return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
@@ -113,20 +120,6 @@ def require_head(path: Path) -> Path:
     if head is None:
         raise ValueError(f"{path} is a converted target without a draft head")
     return head
-
-
-def _load_converted_head(
-    path: Path, target: LoadedTarget, token_map: Path | None, *, placement: Placement, **how: Any
-) -> LoadedHead:
-    head = require_head(path)
-    manifest = read_manifest(head)
-    with errors_named(path):
-        check_fit(manifest, target.config)
-        hot_tokens = usable_token_map(manifest.head, token_map)
-        if hot_tokens is None and manifest.token_map is not None:
-            hot_tokens = np.asarray(manifest.token_map, np.int32)
-        loaded = load_converted(head, manifest.head, target.dtype, placement=placement, **how)
-        return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
 
 
 def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:
