@@ -46,7 +46,8 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
         config["num_nextn_predict_layers"] = 0
     config["dtype" if "dtype" in config else "torch_dtype"] = target.dtype
     tensors = (tensor for layout, arrays in parts for tensor in _tensors(layout, arrays))
-    write_checkpoint(output, config, tensors, copy=_other_files(source), replace=False)
+    copied = tuple(source / name for name in COPIED if name != "config.json" and (source / name).is_file())
+    write_checkpoint(output, config, tensors, copy=copied, replace=False)
 
 
 def export_head(source: Path, output: Path, dialect: str, *, target: Path | None = None, progress: bool = False) -> None:
@@ -101,7 +102,3 @@ def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None
 def _tensors(layout: Layout, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     for keys, array in arrays:
         yield from layout[keys].split(array).items()
-
-
-def _other_files(source: Path) -> tuple[Path, ...]:
-    return tuple(source / name for name in COPIED if name != "config.json" and (source / name).is_file())

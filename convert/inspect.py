@@ -19,6 +19,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.registry import layer_config
 
 LAYERS_OF_STAND_IN = 10_000
 """A head inspected without its target is planned for one that has every layer it may name."""
@@ -94,7 +95,7 @@ def _kind(config: ModelConfig | HeadConfig) -> str:
 
 def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
     """The config in readable lines."""
-    layer = config if isinstance(config, ModelConfig) else config.layer
+    layer = layer_config(config)
     extras = [name for name, has in (("q/k/v biases", layer.qkv_bias), ("q/k norms", layer.qk_norm)) if has]
     lines = {
         "layers": f"{layer.num_layers} x hidden {layer.hidden_size}, intermediate {layer.intermediate_size}",
