@@ -23,11 +23,12 @@ STAGES = {
 def details(plan: Plan) -> list[str]:
     """Tables of memory, traffic, times and launches, each with its notes."""
     requests = f"{plan.batch} request{'s' * (plan.batch > 1)} of {plan.context:,} tokens"
+    moved = plan.cycle.moved | {"together": sum(plan.cycle.moved.values())}
     return [
         table([f"memory of {plan.gpu.memory / 1e9:g} GB", "GB"], memory_rows(plan)),
         model_table(plan),
         kinds_table(plan),
-        table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
+        table([f"one cycle of {requests} moves at least", "GB"], [[name, f"{size / 1e9:.3f}"] for name, size in moved.items()]),
         bounds_table(plan),
         *([] if isinstance(plan.compiled, str) else [launches_of(plan, plan.compiled)]),
         NOTES.format(and_traffic=" and the traffic between GPUs" if plan.models.tp > 1 else ""),
@@ -47,12 +48,6 @@ def memory_rows(plan: Plan) -> list[list[str]]:
         sizes[f"head, {models.head.weights.parameters:,} parameters"] = models.head.weights.total / models.tp
     sizes["cache" if memory.room >= 0 else "MISSING"] = abs(memory.room)
     return [[name, f"{size / 1e9:.2f}"] for name, size in sizes.items()]
-
-
-def moved_rows(plan: Plan) -> list[list[str]]:
-    """Bytes that a cycle moves, part by part and in total."""
-    rows = [[name, f"{size / 1e9:.3f}"] for name, size in plan.cycle.moved.items()]
-    return [*rows, ["together", f"{sum(plan.cycle.moved.values()) / 1e9:.3f}"]]
 
 
 def bounds_table(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jaxspec.commands.workbench import run
+from jaxspec.commands.workbench import count_equal, run
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -60,7 +60,7 @@ def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | N
         run(engine_for(trial, target, head, tokenizer, tree), trial.prompts, params),
         run(engine_for(trial, target, None, tokenizer, PLAIN), trial.prompts, params),
     ]
-    return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
+    return count_equal(*(each.tokens for each in both))
 
 
 def engine_for(trial: Trial, target: LoadedTarget, head: LoadedHead | None, tokenizer: Tokenizer | None, tree: TreeShape) -> Engine:

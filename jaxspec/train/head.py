@@ -267,7 +267,9 @@ class Trainer:
         Raises ValueError if the loss becomes infinite or NaN. Earlier checkpoints stay.
         """
         saved = started = time.monotonic()
-        first, evaluated = self.step, self._evaluated()
+        first, file = self.step, self.work / EVALUATED
+        # A run that was killed during an evaluation starts by repeating it.
+        evaluated = json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
         recent: list[float] = []
         bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
         with bar, (self.work / "log.jsonl").open("a") as log:
@@ -297,11 +299,6 @@ class Trainer:
                     raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
                 bar.update()
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
-
-    def _evaluated(self) -> int:
-        """The last step whose evaluation finished. A run that was killed during an evaluation starts by repeating it."""
-        file = self.work / EVALUATED
-        return json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
 
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)
