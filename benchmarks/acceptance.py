@@ -149,7 +149,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options)

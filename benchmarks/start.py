@@ -87,7 +87,6 @@ def events(url: str, model: str, tokens: int) -> list[float]:
 
 
 def missing_programs(url: str) -> int:
-    """How many programs are not compiled yet."""
     try:
         with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
             programs = json.load(answer)["programs"]
@@ -151,7 +150,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     options = parse(arguments)
     results: dict[str, list[dict[str, float]]] = {"everything cached": [], "nothing cached": []}
     for number in tqdm(range(options.rounds + 1), desc="cached", unit="start"):

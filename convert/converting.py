@@ -45,8 +45,6 @@ COPIED = (
 
 
 class Options(NamedTuple):
-    """The options of a conversion."""
-
     dtype: DTypeLike | None = None
     """Floating-point parameters are cast to it; None: they stay as they are."""
     quantization: str | None = None

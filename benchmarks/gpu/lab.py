@@ -36,8 +36,6 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a run."""
-
     target: ModelConfig
     head: Eagle3Config
     trees: tuple[TreeShape, ...]

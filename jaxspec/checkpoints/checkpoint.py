@@ -114,7 +114,6 @@ class Checkpoint:
         return sum(self.infos[name].size for name in names)
 
     def close(self) -> None:
-        """Closes the files."""
         for file in self._files.values():
             file.close()
 

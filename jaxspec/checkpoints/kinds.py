@@ -17,7 +17,6 @@ MARKOV = "markov_head.markov_w"
 
 
 def is_mtp_tensor(name: str) -> bool:
-    """True for a tensor of an MTP layer."""
     return name.startswith(MTP_PREFIX)
 
 

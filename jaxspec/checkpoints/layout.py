@@ -286,7 +286,6 @@ class TensorPlan[Config: ModelConfig | HeadConfig]:
     """Tensors that the checkpoint may contain and the model does not need."""
 
     def needed(self) -> dict[str, Needed]:
-        """All tensors that the model needs."""
         return {name: needed for source in self.layout.values() for name, needed in source.needed().items()}
 
     def check(self, checkpoint: Checkpoint) -> None:

@@ -139,7 +139,6 @@ def read_scheme(config: dict) -> Scheme | None:
 
 
 def unsupported(what: str) -> ValueError:
-    """The error for a quantisation that is not supported."""
     return ValueError(f"config.json: quantization_config with {what} is not supported; supported are {SUPPORTED}")
 
 

@@ -114,7 +114,6 @@ class ServerArguments:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether the log level allows progress bars."""
         return self.log_level in ("debug", "info")
 
 

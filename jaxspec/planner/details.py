@@ -89,7 +89,6 @@ def kinds_table(plan: Plan) -> str:
 
 
 def launches_of(plan: Plan, compiled: CompiledCycle) -> str:
-    """Launches by stage."""
     stages, num_layers = compiled.stages, plan.models.target.config.num_layers
     ordered = dict.fromkeys(name for name in (*STAGES, *stages) if name in stages)
     rows = [[STAGES.get(name, name), f"{stages[name]}"] for name in ordered]

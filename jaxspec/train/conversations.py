@@ -293,7 +293,6 @@ def _text_of(content: Any) -> str:
 
 
 def user_says(text: str) -> Message:
-    """One message."""
     return {"role": USER, "content": text}
 
 

@@ -167,7 +167,6 @@ class Trainer:
         self._lessons = Lessons(partial(self._programs.teach, self._frozen), len(self.rows.tokens))
 
     def learn(self) -> Unrolled:
-        """One step."""
         numbers = batch(len(self.rows.tokens), self.settings.rows, self.step, self.settings.seed)
         rows = self._by_devices(jax.tree.map(lambda part: part[numbers], self.rows))
         lesson = self._by_devices(self._lessons.of(numbers, rows))
@@ -316,7 +315,6 @@ def begun_run(work: Path) -> dict[str, Any] | None:
 
 
 def describe(config: HeadConfig, params: dict) -> str:
-    """One line about a head."""
     count = sum(array.size for array in jax.tree.leaves(params))
     return f"{config.algorithm} head, {count / 1e6:.1f} M parameters, draft vocabulary {config.draft_vocab_size or 'as the target'}"
 
