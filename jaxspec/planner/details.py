@@ -1,7 +1,7 @@
 """What stands behind a plan's answer: `jaxspec plan --details`."""
 
 from jaxspec.commands.common import table
-from jaxspec.planner.compile import KINDS, CompiledCycle
+from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.plan import SAMPLING, Plan
 from jaxspec.planner.time_model import constants
 
@@ -64,7 +64,7 @@ def bounds_table(plan: Plan) -> str:
 
 def model_table(plan: Plan) -> str:
     """The time model, part by part, and what it assumes."""
-    modelled, assumed = plan.modelled, constants(plan.gpu, plan.copy_speed)
+    modelled, assumed = plan.modelled(), constants(plan.gpu, plan.copy_speed)
     columns = list(modelled.values())
     rows = [[part, *(f"{column[part]:.2f}" if part in column else "" for column in columns)] for part in columns[0]]
     rows.append(["together", *(f"{sum(column.values()):.2f}" for column in columns)])
@@ -81,11 +81,8 @@ def model_table(plan: Plan) -> str:
 
 def kinds_table(plan: Plan) -> str:
     """The model by kind of sampling: a batch takes the time of its most demanding request."""
-    columns = [plan.modelled_for(kind) for kind in KINDS]
-    rows = [
-        [name, *(f"{sum(parts.values()):.2f}" for parts in column.values())] for name, column in zip(SAMPLING, columns, strict=True)
-    ]
-    return table(["by what one request of the batch asks for", *(f"{name}, ms" for name in columns[0])], rows)
+    rows = [[name, *(f"{each:.2f}" for each in plan.milliseconds(kind).values())] for kind, name in enumerate(SAMPLING)]
+    return table(["by what one request of the batch asks for", *(f"{name}, ms" for name in plan.milliseconds())], rows)
 
 
 def launches_of(plan: Plan, compiled: CompiledCycle) -> str:

@@ -61,7 +61,7 @@ def answer_table(plan: Plan) -> str:
         [f"tokens in the cache, {per_token}", f"{memory.tokens:,}"],
         [f"requests of {plan.context:,} tokens in the cache", f"{memory.requests(plan.context):,}"],
     ]
-    times = list(plan.milliseconds.values())
+    times = list(plan.milliseconds().values())
     if plan.tree.num_steps:
         rows += [
             [f"cycle of {number}, tree {plan.tree}", shown(times[0])],
