@@ -1,4 +1,4 @@
-"""Helpers of the commands: errors in one line, tables, and prompts. Importing this loads no JAX."""
+"""Helpers of the commands: errors in one line, tables, JSON, and prompts. Importing this loads no JAX."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.commands.options import Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
@@ -71,6 +71,15 @@ def listing(lines: Mapping[str, str]) -> str:
     """Names and their values, in two columns."""
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines.items())
+
+
+def json_of(text: str | bytes) -> dict[str, Any]:
+    """A JSON object; {} for anything else."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
