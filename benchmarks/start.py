@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.options import whole
 from jaxspec.defaults import BUILT_IN_NAME
+from jaxspec.server_process import terminate_process
 
 from . import record
 from .options import BenchmarkError, BenchmarkParser, exit_on_error
@@ -113,11 +114,7 @@ def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) 
         try:
             yield wait_for_url(process, log), process.pid
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            terminate_process(process)
 
 
 def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
