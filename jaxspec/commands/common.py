@@ -117,8 +117,6 @@ class PromptSet:
     prompts: "list[Prompt | Chat | Turns]"
     kinds: list[str] | None = None
     """What kind of prompt each is, if all say so."""
-    ends: bool = False
-    """Answers end where the model ends them: a conversation beyond that would be none."""
 
     @property
     def sha256(self) -> str:

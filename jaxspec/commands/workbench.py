@@ -64,7 +64,7 @@ class Workbench:
                 held[at].append(held[at][-1].then(answer, turns[at][len(held[at])]))
         each_turn = [held.get(at, [each]) for at, each in enumerate(prompts.prompts)]
         kinds = prompts.kinds and [kind for kind, each in zip(prompts.kinds, each_turn, strict=True) for _ in each]
-        return replace(prompts, prompts=list(itertools.chain(*each_turn)), kinds=kinds, ends=True)
+        return replace(prompts, prompts=list(itertools.chain(*each_turn)), kinds=kinds)
 
     def _answers(self, chats: Sequence[Chat], max_tokens: int) -> list[str]:
         encoded, params = self.encode(chats), SamplingParams(max_tokens=max_tokens, temperature=0)
