@@ -66,8 +66,7 @@ def convert_target(
 ) -> None:
     """Converts a target, and its draft head into `output/draft`: the one given, or the MTP layer that the target holds.
 
-    Raises:
-        ValueError: something can't be read, does not fit, or `output` exists; nothing is left behind then.
+    Raises ValueError if something can't be read, does not fit, or `output` exists; nothing is left behind then.
     """
     _refuse_converted(source)
     if source.suffix == SUFFIX:

@@ -51,17 +51,11 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
 
 
 def export_head(source: Path, output: Path, dialect: str, *, target: Path | None = None, progress: bool = False) -> None:
-    """A head in a dialect.
+    """The head of `source`, converted or not, or of a converted target, in one of exporting.DIALECTS.
 
-    Args:
-        source: the head, converted or not, or a converted target with its head.
-        output: must not exist.
-        dialect: safeailab, sglang or speculators; mimo for an MTP layer.
-        target: its target; required for a head that was not converted, because the default layers depend on it.
-        progress: show a progress bar.
-
-    Warns of what the dialect's engine will not read. Raises ValueError if the dialect can't hold this head, or the source can't
-    be read.
+    `target`: its target; required for a head that was not converted, because the default layers depend on it. Warns of what the
+    dialect's engine will not read. Raises ValueError if the dialect can't hold this head, the source can't be read, or `output`
+    exists.
     """
     if not is_converted(source):
         _export_original(source, output, dialect, target)

@@ -26,11 +26,8 @@ LAYERS_OF_STAND_IN = 10_000
 
 
 def describe(path: Path, target: Path | None = None) -> str:
-    """A few lines: what it is, its sizes and parameters and, for a head, whether it fits the target.
-
-    Raises:
-        ValueError: it can't be read, is not supported, or does not fit; the message says why.
-    """
+    """A few lines: what it is, its sizes and parameters and, for a head, whether it fits the target. Raises ValueError, saying why,
+    if it can't be read, is not supported, or does not fit."""
     if is_converted(path):
         return _describe_converted(path, target)
     with Checkpoint(path) as checkpoint, errors_named(path):

@@ -42,10 +42,8 @@ class Needed(NamedTuple):
 class Checkpoint:
     """The tensors of a checkpoint by name.
 
-    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file.
-
-    Raises:
-        ValueError: no such file; a missing, repeated or unlisted shard; a damaged or refused file.
+    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file. Raises
+    ValueError if there is no such file, for a missing, repeated or unlisted shard, and a damaged or refused file.
     """
 
     def __init__(self, path: Path):

@@ -199,11 +199,9 @@ def decoder_layer(
     input_norm: str | None = "input_layernorm",
     cache_scales: tuple[str, str] = CACHE_SCALES[0],
 ) -> Layout:
-    """A decoder layer's layout.
+    """A decoder layer's layout; the names of its tensors begin with `prefix`.
 
     Args:
-        prefix: of its tensors' names, up to the dot.
-        config: its sizes, biases and norms.
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
         cache_scales: one of CACHE_SCALES, if config.kv_scales.

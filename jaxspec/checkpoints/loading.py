@@ -65,18 +65,13 @@ def load_head(
     placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedHead:
-    """A draft head for this target, in the target's dtype.
+    """A draft head for this target, in the target's dtype, its matrices stored so (`storing.planned`), on the same devices.
 
     Args:
         path: a head's directory or file; a target's directory if the head is inside (MTP).
-        target: the loaded target, with the same placement.
         token_map: FR-Spec's list of the tokens worth drafting; a head with its own draft vocabulary warns and ignores it.
-        storing, quantization: how its matrices are stored (`storing.planned`).
-        placement: where it lies.
-        progress: show a progress bar.
 
-    Raises:
-        ValueError: the head does not fit the target, or as `load_target`.
+    Raises ValueError if the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
         manifest = read_manifest(directory := require_head(path))

@@ -61,10 +61,8 @@ class ParameterWriter:
         return self
 
     def add(self, group: dict) -> None:
-        """Writes a part of the parameters; returns when it is on disk.
-
-        Args:
-            group: nested dict of NumPy or JAX arrays, none of them empty. They are not copied: don't change them meanwhile.
+        """Writes a part of the parameters, a nested dict of NumPy or JAX arrays, none of them empty; returns when it is on disk.
+        The arrays are not copied: don't change them meanwhile.
 
         Raises ValueError naming a parameter that was added before, or whose keys can't be stored.
         """
@@ -123,13 +121,8 @@ def load_parameters(directory: str | os.PathLike[str], expected: dict) -> dict:
     Nothing is copied on the host: an accelerator gets its values from the mapped file, and on a CPU the array is the mapped file,
     whose pages are read when they are first used. A cast makes a copy.
 
-    Args:
-        directory: what a `ParameterWriter` wrote.
-        expected: nested dict of jax.ShapeDtypeStruct, exactly the parameters that are stored. Floating-point values are cast
-            to `dtype`; others must be stored with it.
-
-    Returns:
-        jax.Arrays in the nested dict of `expected`, with its keys.
+    `expected`: nested dict of jax.ShapeDtypeStruct, exactly the parameters that are stored; the jax.Arrays are returned in its
+    place. Floating-point values are cast to its `dtype`; others must be stored with it.
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """

@@ -134,9 +134,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     A file has one prompt per line; "\\n" and other escapes in it stay as they are. A .jsonl file has one JSON string per line, or
     an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (questions, one after another) or
     "messages" (OpenAI's), and its "kind" if you like. OF_THE_PACKAGE has names of files that come with jaxspec.
-
-    Raises:
-        ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
+    Raises ValueError if the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))

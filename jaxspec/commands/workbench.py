@@ -150,11 +150,7 @@ def run(
     tree: TreeShape | None = None,
 ) -> Pass:
     """Runs all prompts to the end, `concurrency` at a time. The prefix cache is flushed first, so that no pass profits from an
-    earlier one.
-
-    Args:
-        concurrency: None: as many as the engine takes.
-        tree: The requests' draft tree (Engine.add).
+    earlier one. `concurrency`: None: as many as the engine takes.
 
     Raises ValueError if a request failed, so that the pass took less time than it should.
     """

@@ -87,12 +87,7 @@ def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:
-    """A README.md for the head: how it was made, and what was measured.
-
-    Args:
-        facts: rows of the first table, by their titles.
-        lengths: accept lengths by tree and temperature.
-    """
+    """A README.md for the head: how it was made, `facts` by their titles, and accept lengths by tree and temperature."""
     trees = list(dict.fromkeys(tree for tree, _ in lengths))
     temperatures = sorted({temperature for _, temperature in lengths})
     lines = [f"# A draft head for {name}", "", "| | |", "|---|---|", *(f"| {title} | {value} |" for title, value in facts.items())]
