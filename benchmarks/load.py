@@ -22,10 +22,9 @@ def side_by_side[Way](
     """Runs every way over all parts and returns one load per way. The order is reversed every other part, so that a machine that
     changes its speed slows all ways alike; `number` is the number of the round."""
     loads: list[list[Pass]] = [[] for _ in ways]
-    for index, part in enumerate(parts):
-        order = range(len(ways)) if (index + number) % 2 == 0 else reversed(range(len(ways)))
-        for way in order:
-            loads[way].append(run_part(ways[way], part))
+    order = range(len(ways)) if number % 2 == 0 else range(len(ways))[::-1]
+    for index, way in alternate(order, len(parts)):
+        loads[way].append(run_part(ways[way], parts[index]))
     return [sum(each, Pass()) for each in loads]
 
 
