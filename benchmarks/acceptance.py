@@ -20,12 +20,11 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, mean
+from jaxspec.commands.workbench import Pass, Workbench, count_equal, depth_acceptance, mean
 from jaxspec.config import PLAIN, TreeShape
 
 from . import record
 from .distributions import STEPS, compare
-from .load import Load
 from .options import (
     BenchmarkError,
     BenchmarkParser,
@@ -41,7 +40,7 @@ DEFAULT_TREES = ("3/1/4", "2/2/4", "3/2/4", "7/1/8", "3/4/8", "5/4/8", "15/1/16"
 """Chains, and trees with as many nodes."""
 
 
-def describe(tree: TreeShape, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
+def describe(tree: TreeShape, load: Pass, plain: Pass, kinds: Sequence[str] | None = None) -> dict:
     """One tree, for JSON. `kinds`: those of the prompts."""
     complete = [each[:-1] for each in load.accept_lengths]  # --max-tokens may cut the last
     lengths = [length for several in complete for length in several]
@@ -150,7 +149,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options)

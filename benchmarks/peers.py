@@ -115,22 +115,16 @@ def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], r
     running = {each.name: each for each in contenders}
     not_run: dict[str, str] = {}
 
-    def attempt(name: str, prompt: Sequence[int]) -> Timed | None:
-        if name not in running:
-            return None
-        try:
-            return running[name].generate([prompt])
-        except NotRun as error:
-            del running[name]
-            not_run[name] = str(error)
-            return None
-
     def run_round() -> dict[str, list[Timed]]:
         runs: dict[str, list[Timed]] = {name: [] for name in running}
         for number, name in alternate(list(running), len(prompts)):
             bar.set_postfix_str(name)
-            if timed := attempt(name, prompts[number]):
-                runs[name].append(timed)
+            if name in running:
+                try:
+                    runs[name].append(running[name].generate([prompts[number]]))
+                except NotRun as error:
+                    del running[name]
+                    not_run[name] = str(error)
             bar.update()
         return {name: runs[name] for name in running}
 
@@ -143,15 +137,14 @@ def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], r
     return {name: [each[name] for each in done] for name in running}, not_run
 
 
-def joined(runs: Sequence[Timed]) -> Timed:
-    """Joins runs of one prompt each."""
-    return sum(seconds for seconds, _ in runs), [tokens for _, several in runs for tokens in several]
-
-
 def summarize(contenders: Sequence[Contender], runs: Runs, max_tokens: int, kinds: Sequence[str] = ()) -> dict:
     """Speeds, and ratios to the baseline within each round, for JSON. The baseline is transformers, or else our plain decoding, in
     the first precision. The first contender of a precision must be our plain decoding. `kinds`: of the prompts, if they have some.
     """
+
+    def joined(of_prompts: Sequence[Timed]) -> Timed:
+        return sum(seconds for seconds, _ in of_prompts), [tokens for _, several in of_prompts for tokens in several]
+
     rounds = {name: list(map(joined, each)) for name, each in runs.items()}
     baseline = next((each.name for each in contenders if each.engine == TRANSFORMERS and each.name in rounds), contenders[0].name)
     return {

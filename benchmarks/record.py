@@ -112,5 +112,4 @@ def measured_on(record: dict) -> str:
 
 
 def shares(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Each value divided by its counterpart."""
     return [value / other for value, other in zip(values, others, strict=True)]

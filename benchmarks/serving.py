@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from jaxspec.commands.common import FORMATS, Chat, PromptSet, Turns, load_prompts
+from jaxspec.commands.common import FORMATS, Chat, PromptSet, Turns, json_of, load_prompts
 from jaxspec.commands.options import whole
 
 from . import record
@@ -216,15 +216,6 @@ def url(text: str) -> str:
     return address
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """The JSON object of a page; empty if it is none."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, Any]:
     """Warms the server up, and runs the load. Returns results for JSON. Raises BenchmarkError if the first request fails."""
     try:
@@ -244,7 +235,7 @@ async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, 
             except (aiohttp.ClientError, OSError) as error:
                 raise BenchmarkError(f"{options.base_url}: {type(error).__name__}: check --base-url") from None
 
-        models = parsed(await page("/v1/models")).get("data") or [{}]
+        models = json_of(await page("/v1/models")).get("data") or [{}]
         options.model = options.model or models[0].get("id", "")
         first, *_ = await converse(session, options, prompts.prompts[0], slots)
         if first.failure:
@@ -253,7 +244,7 @@ async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, 
         asked = [converse(session, options, prompt, slots) for prompt in prompts.prompts]
         answers = [answer for each in await tqdm.gather(*asked, desc="requests", disable=None) for answer in each]
         duration, after = perf_counter() - started, await page("/metrics")
-        info = parsed(await page("/server_info"))
+        info = json_of(await page("/server_info"))
     return {
         "served": {
             "model": PurePath(options.model).name,

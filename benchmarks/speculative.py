@@ -19,6 +19,7 @@ Examples:
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +33,7 @@ from .options import BenchmarkParser, add_common_options, add_sampling_options, 
 from .speculative_tables import config_file, notes
 from .speculative_tables import tables as tables
 from .sweep import Sweep
-from .tuning import acceptances, cycle_times, describe, dominated, grid, measure, shortlist, tournament, unmeasured, warm_up
+from .tuning import acceptances, cycle_times, describe, dominated, grid, measure, shortlist, tournament, warm_up
 
 OF_THE_MODEL = (
     *("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", "quantization"),
@@ -55,10 +56,10 @@ def tune(sweep: Sweep, trees: Sequence[TreeShape], rounds: int, *, exhaustive: b
     for batch in sweep.batches:
         timed = cycle_times(sweep, left, batch, rounds)
         candidates = shortlist([each for each in timed if each.tree not in beaten], lengths)
-        confirmed = unmeasured(tournament(sweep, candidates, batch, rounds, counter))
+        confirmed = replace(tournament(sweep, candidates, batch, rounds, counter), tree_passes=[], plain_passes=[])
         measure(sweep, [confirmed], batch, rounds, counter)  # again: the maximum of several noisy figures is biased upwards
         if exhaustive:  # independent of the runs that led to the choice
-            timed = [unmeasured(each) for each in timed]
+            timed = [replace(each, tree_passes=[], plain_passes=[]) for each in timed]
             warm_up(sweep, timed, batch)
             measure(sweep, timed, batch, rounds, counter)
         batches.append({
@@ -93,20 +94,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     files = parser.add_argument_group("files")
     of_server = "for `jaxspec serve --config` (default: --out's name, .yaml)"
     files.add_argument("--config-out", type=Path, metavar="FILE", help=of_server)
-    options = parser.parse(arguments, mode)
+    options = parser.parse(arguments, lambda given: "_exhaustive" * given.exhaustive)
     useless = [f"--{name.replace('_', '-')}" for name in GRID if vars(options)[name] is not None]
     if options.trees and useless:
         parser.error(f"--trees names the trees: leave out {', '.join(useless)}")
     return options
 
 
-def mode(options: argparse.Namespace) -> str:
-    """Brute force has a file of results of its own."""
-    return "_exhaustive" if options.exhaustive else ""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     options = parse(arguments)
     prompts = prompts_of(options)
     if options.trees:

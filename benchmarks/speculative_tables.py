@@ -16,10 +16,14 @@ def tables(results: dict) -> dict[str, str]:
 def best_table(results: dict) -> str:
     """The tuner's choices."""
     header = ["batch", "best tree", "accept length", "cost of a cycle, plain steps", "predicted", "speed-up (min..max)", "tokens/s"]
-    rows = [
-        [str(at["batch"]), *(plain_cells(at) if at["choice"] == "plain" else chosen_cells(at["confirmed"], results))]
-        for at in results["batches"]
-    ]
+    rows = []
+    for at in results["batches"]:
+        chosen, cells = at["confirmed"], ["plain", "1.00", "1.00", "1.00", "1.00"]
+        if at["choice"] != "plain":
+            ratios = results["acceptance"][chosen["tree"]]["accept_length"], chosen["cost"]["median"], chosen["predicted_speed_up"]
+            cells = [chosen["tree"], *(f"{each:.2f}" for each in ratios), str(Spread(chosen["speed_up"]["values"]))]
+        speed = chosen["plain_tokens_per_second" if at["choice"] == "plain" else "tokens_per_second"]["median"]
+        rows.append([str(at["batch"]), *cells, f"{speed:.0f}"])
     return table(header, rows)
 
 
@@ -31,22 +35,6 @@ def time_table(results: dict) -> str:
         for name, times in (("plain", "plain_per_cycle_ms"), (at["confirmed"]["tree"], "per_cycle_ms"))
     ]
     return table(["batch", "", "host, ms per cycle", "launching", "waiting"], rows)
-
-
-def chosen_cells(chosen: dict, results: dict) -> list[str]:
-    accepted = results["acceptance"][chosen["tree"]]
-    return [
-        chosen["tree"],
-        f"{accepted['accept_length']:.2f}",
-        f"{chosen['cost']['median']:.2f}",
-        f"{chosen['predicted_speed_up']:.2f}",
-        str(Spread(chosen["speed_up"]["values"])),
-        f"{chosen['tokens_per_second']['median']:.0f}",
-    ]
-
-
-def plain_cells(at: dict) -> list[str]:
-    return ["plain", "1.00", "1.00", "1.00", "1.00", f"{at['confirmed']['plain_tokens_per_second']['median']:.0f}"]
 
 
 def batch_table(results: dict, at: dict) -> str:

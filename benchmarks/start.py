@@ -22,13 +22,14 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
+from prometheus_client import ProcessCollector
 from tqdm import tqdm
 
 from jaxspec.commands.options import whole
 from jaxspec.defaults import BUILT_IN_NAME
+from jaxspec.server_process import terminate_process
 
 from . import record
 from .options import BenchmarkError, BenchmarkParser, exit_on_error
@@ -66,13 +67,13 @@ def start(flags: Sequence[str], model: str, cache: str | None) -> dict[str, floa
     with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as (url, process):
         found = {"ready": now()}
         events(url, model, 1)
-        found |= {"completion": now(), "cpu": cpu_seconds(process), "pause": 0.0}
+        found |= {"completion": now(), "cpu": used(process, "cpu_seconds"), "pause": 0.0}
         while missing_programs(url) and now() < COMPILING_SECONDS:
             gaps = [after - before for before, after in itertools.pairwise(events(url, model, TOKENS))]
             found["pause"] = max(found["pause"], *gaps, 0.0)
         found["compiled"] = now()
         time.sleep(IDLE_SECONDS)
-        return found | {"megabytes": resident_megabytes(process)}
+        return found | {"megabytes": used(process, "resident_memory_bytes") / 1e6}
 
 
 def events(url: str, model: str, tokens: int) -> list[float]:
@@ -87,7 +88,6 @@ def events(url: str, model: str, tokens: int) -> list[float]:
 
 
 def missing_programs(url: str) -> int:
-    """How many programs are not compiled yet."""
     try:
         with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
             programs = json.load(answer)["programs"]
@@ -96,23 +96,10 @@ def missing_programs(url: str) -> int:
         raise BenchmarkError(f"the server does not say how many programs are compiled: {error}") from None
 
 
-def cpu_seconds(process: int) -> float:
-    """Of a process and its threads so far (Linux)."""
-    fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else float("nan")
-
-
-def resident_megabytes(process: int) -> float:
-    """Of a process (Linux)."""
-    lines = [line for line in _read(f"/proc/{process}/status").splitlines() if line.startswith("VmRSS:")]
-    return int(lines[0].split()[1]) * 1024 / 1e6 if lines else float("nan")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+def used(process: int, what: str) -> float:
+    """What a process and its threads use (Linux): "cpu_seconds" so far, or "resident_memory_bytes"."""
+    found = {each.name: each.samples[0].value for each in ProcessCollector(pid=lambda: process, registry=None).collect()}
+    return found.get(f"process_{what}", float("nan"))
 
 
 @contextmanager
@@ -127,11 +114,7 @@ def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) 
         try:
             yield wait_for_url(process, log), process.pid
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            terminate_process(process)
 
 
 def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
@@ -164,7 +147,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     options = parse(arguments)
     results: dict[str, list[dict[str, float]]] = {"everything cached": [], "nothing cached": []}
     for number in tqdm(range(options.rounds + 1), desc="cached", unit="start"):

@@ -11,13 +11,13 @@ from dataclasses import replace
 from statistics import median
 
 from jaxspec import SamplingParams
-from jaxspec.commands.workbench import Workbench
+from jaxspec.commands.workbench import Pass, Workbench, run
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Status
 
-from .load import Load, parts_of, run
+from .load import parts_of
 from .options import BenchmarkError
 
 TIMED_CYCLES = 12
@@ -72,7 +72,7 @@ class Sweep:
         """What sampled drafts have learnt about the head so far: the weights of decoding/coupling.py."""
         return tuple(self._drafting.runner.state.draft.calibration.weights.tolist())
 
-    def accept(self, tree: TreeShape) -> Load:
+    def accept(self, tree: TreeShape) -> Pass:
         """Runs all prompts once at the largest batch size."""
         self._restrict(self.batches[-1:])
         load = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
@@ -83,7 +83,7 @@ class Sweep:
         """The parts of a round at this batch size, in which every prompt runs at least once."""
         return parts_of(len(self.prompts), batch)
 
-    def run_part(self, tree: TreeShape, batch: int, part: range) -> Load:
+    def run_part(self, tree: TreeShape, batch: int, part: range) -> Pass:
         """Runs these requests, `batch` at a time."""
         prompts, params = zip(*self._requests(part.stop)[part.start :], strict=True)
         return run(self._engine(tree), prompts, params, batch, tree)

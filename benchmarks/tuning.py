@@ -6,14 +6,15 @@ the text and not on the batch size, so one pass per tree suffices for all batch 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import le
 from statistics import median
 
 from tqdm import tqdm
 
-from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, Pass, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 
-from .load import Load, alternate, check_nothing_compiled, side_by_side
+from .load import alternate, check_nothing_compiled, side_by_side
 from .record import Spread, shares
 from .sweep import Sweep
 
@@ -56,23 +57,18 @@ def why_not(step: int, topk: int, count: int) -> str | None:
 def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) -> dict[TreeShape, TreeShape]:
     """Trees that need not be timed, each with the tree that beats it.
 
-    A tree that fits into another one (`fits_into`) is assumed to cost no more at any batch size. If it also accepts as much
+    A tree of which no `size` is above another one's is assumed to cost no more at any batch size. If it also accepts as much
     (within the relative `tolerance`), the larger one can hardly win. Only kept trees drop others, so tolerances do not add up.
     """
     kept, beaten = list[TreeShape](), dict[TreeShape, TreeShape]()
     for tree in sorted(accept_lengths, key=size):
         enough = accept_lengths[tree] * (1 - tolerance)
-        other = next((each for each in kept if accept_lengths[each] >= enough and fits_into(each, tree)), None)
+        other = next((each for each in kept if accept_lengths[each] >= enough and all(map(le, size(each), size(tree)))), None)
         if other is None:
             kept.append(tree)
         else:
             beaten[tree] = other
     return beaten
-
-
-def fits_into(tree: TreeShape, other: TreeShape) -> bool:
-    """Whether each of the numbers of `tree` is at most that of `other`."""
-    return all(one <= two for one, two in zip(size(tree), size(other), strict=True))
 
 
 def size(tree: TreeShape) -> tuple[int, int, int, int]:
@@ -87,9 +83,9 @@ class Timed:
     cycle_ms: list[float] = field(default_factory=list)
     cost: list[float] = field(default_factory=list)
     """Time of a cycle divided by that of a plain step timed next to it: the accept length at which the tree breaks even."""
-    tree_passes: list[Load] = field(default_factory=list)
+    tree_passes: list[Pass] = field(default_factory=list)
     """End-to-end runs, if there were any; plain_passes are the plain runs next to them."""
-    plain_passes: list[Load] = field(default_factory=list)
+    plain_passes: list[Pass] = field(default_factory=list)
 
     def predicted(self, accept_length: float) -> float:
         """Predicted speed-up over plain decoding, without prefill."""
@@ -175,11 +171,6 @@ def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, count
                     each.tree_passes.append(load)
                 bar.update(len(group))
     check_nothing_compiled(counter, before)
-
-
-def unmeasured(timed: Timed) -> Timed:
-    """The same tree without end-to-end runs."""
-    return Timed(timed.tree, timed.cycle_ms, timed.cost)
 
 
 def describe(each: Timed, accept_length: float) -> dict:

@@ -6,9 +6,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-QUANTIZATIONS = ("int8", "fp8", "int4")
-DTYPES = ("float32", "bfloat16", "float16")  # both as in jaxspec.config, which loads NumPy: --help is instant without it
-
 PROG = "jaxspec convert"
 EXAMPLES = """examples:
   PROG Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
@@ -49,6 +46,7 @@ def _run_guarded(options: argparse.Namespace, prog: str) -> int:
 def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     from jaxspec.commands.options import OPTIONS
+    from jaxspec.config import DTYPES, QUANTIZATIONS
 
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -127,24 +125,21 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(wrong) or f"{options.verify} is intact: every file and parameter matches its hash")
         return 1 if wrong else 0
     if options.export:
-        return _export(options)
+        from convert.export import export_head, export_target
+
+        if options.export == "huggingface":
+            export_target(options.source, options.output, progress=not options.quiet)
+        else:
+            export_head(options.source, options.output, options.export, target=options.target, progress=not options.quiet)
+        print(f"wrote {options.output} ({options.export})")
+        return 0
     return _convert(options)
-
-
-def _export(options: argparse.Namespace) -> int:
-    from convert.export import export_head, export_target
-
-    if options.export == "huggingface":
-        export_target(options.source, options.output, progress=not options.quiet)
-    else:
-        export_head(options.source, options.output, options.export, target=options.target, progress=not options.quiet)
-    print(f"wrote {options.output} ({options.export})")
-    return 0
 
 
 def _convert(options: argparse.Namespace) -> int:
     from convert import check
     from convert.converting import Options, convert_head, convert_target
+    from jaxspec.checkpoints.loading import head_kind
 
     how = Options(options.dtype, options.quantization, progress=not options.quiet)
     if options.target:
@@ -158,7 +153,7 @@ def _convert(options: argparse.Namespace) -> int:
     if not options.target:
         differences["target"] = check.compare_targets(options.source, options.output, progress=bars)
     head = options.source if options.target or options.draft is None else options.draft
-    if check.has_head(head):
+    if head_kind(head) is not None:
         target = options.target or options.output
         compared = check.compare_heads(head, options.output, target, token_map=options.token_map, progress=bars)
         differences["draft head"] = compared

@@ -9,7 +9,7 @@ import numpy as np
 
 from convert.converting import file_sha256, sha256
 from jaxspec.checkpoints.converted import DRAFT, is_converted, manifest_digest, read_manifest, stored_arrays
-from jaxspec.checkpoints.loading import head_kind, load_head, load_target, target_model_config
+from jaxspec.checkpoints.loading import load_head, load_target, target_model_config
 from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -43,11 +43,6 @@ def compare_heads(
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # converting has warned already
         before = _head_logits(loaded, load_head(original, loaded, token_map=token_map, progress=progress))
     return _difference(before, _head_logits(loaded, load_head(converted, loaded, progress=progress)))
-
-
-def has_head(path: Path) -> bool:
-    """True if there is a head to compare."""
-    return head_kind(path) is not None
 
 
 def _tokens(vocab_size: int) -> np.ndarray:

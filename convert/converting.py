@@ -30,6 +30,7 @@ from jaxspec.checkpoints.tensor_files import cast, errors_named
 from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.registry import layer_config
 
 GROUP_BYTES = 512 << 20
 """Parameters are written in groups of about this size; two are in memory: one being written, the next being made."""
@@ -44,8 +45,6 @@ COPIED = (
 
 
 class Options(NamedTuple):
-    """The options of a conversion."""
-
     dtype: DTypeLike | None = None
     """Floating-point parameters are cast to it; None: they stay as they are."""
     quantization: str | None = None
@@ -67,8 +66,7 @@ def convert_target(
 ) -> None:
     """Converts a target, and its draft head into `output/draft`: the one given, or the MTP layer that the target holds.
 
-    Raises:
-        ValueError: something can't be read, does not fit, or `output` exists; nothing is left behind then.
+    Raises ValueError if something can't be read, does not fit, or `output` exists; nothing is left behind then.
     """
     _refuse_converted(source)
     if source.suffix == SUFFIX:
@@ -129,7 +127,9 @@ def _write_model(
     plan = planned(plan, checkpoint, Storing.DENSE, options.quantization)
     hashes: dict[str, str] = {}
     total = checkpoint.size(plan.needed())
-    _check_space(directory, total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST)
+    needed = total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
     with (
         ParameterWriter(directory / PARAMETERS) as writer,
         tqdm(
@@ -141,15 +141,13 @@ def _write_model(
             hashes |= group.hashes
             bar.update(group.size)
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    files = {name: _copy(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
-    config = plan.config if options.dtype is None else _with_dtype(plan.config, jnp.dtype(options.dtype).name)
+    copies = {name: shutil.copyfile(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
+    files = {name: file_sha256(copy) for name, copy in copies.items()}
+    config = plan.config
+    if options.dtype is not None:
+        layer = replace(layer_config(config), dtype=jnp.dtype(options.dtype).name)
+        config = replace(config, layer=layer) if isinstance(config, HeadConfig) else layer
     Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map, draft).write(directory)
-
-
-def _check_space(directory: Path, needed: int) -> None:
-    """Raises OSError if the disk has not that many bytes left."""
-    if (free := shutil.disk_usage(directory).free) < needed:
-        raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
 
 
 def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
@@ -172,7 +170,7 @@ def _arrays(
     config: ModelConfig | HeadConfig, keys: Keys, source: Source, checkpoint: Checkpoint, dtype: DTypeLike | None
 ) -> dict[Keys, np.ndarray]:
     """A parameter by its keys, or the arrays that it is quantised to."""
-    layer = config.layer if isinstance(config, HeadConfig) else config
+    layer = layer_config(config)
     if keys[:-1] not in dict(layer.storages):
         return {keys: cast(source.join(checkpoint.read), dtype)}
     return {name: np.asarray(array) for name, array in stored(keys, source, checkpoint, layer).items()}
@@ -195,18 +193,3 @@ def _ahead(groups: Iterator[Group]) -> Iterator[Group]:
         while (group := coming.result()) is not None:
             coming = pool.submit(next, groups, None)
             yield group
-
-
-def _copy(file: Path, to: Path) -> str:
-    """Copies a file; returns its SHA-256."""
-    shutil.copyfile(file, to)
-    return file_sha256(to)
-
-
-def _with_dtype(config: ModelConfig | HeadConfig, dtype: str) -> ModelConfig | HeadConfig:
-    """A target's or a head's config with the dtype that it is stored in."""
-    return (
-        replace(config, dtype=dtype)
-        if isinstance(config, ModelConfig)
-        else replace(config, layer=replace(config.layer, dtype=dtype))
-    )

@@ -46,21 +46,16 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
         config["num_nextn_predict_layers"] = 0
     config["dtype" if "dtype" in config else "torch_dtype"] = target.dtype
     tensors = (tensor for layout, arrays in parts for tensor in _tensors(layout, arrays))
-    write_checkpoint(output, config, tensors, copy=_other_files(source), replace=False)
+    copied = tuple(source / name for name in COPIED if name != "config.json" and (source / name).is_file())
+    write_checkpoint(output, config, tensors, copy=copied, replace=False)
 
 
 def export_head(source: Path, output: Path, dialect: str, *, target: Path | None = None, progress: bool = False) -> None:
-    """A head in a dialect.
+    """The head of `source`, converted or not, or of a converted target, in one of exporting.DIALECTS.
 
-    Args:
-        source: the head, converted or not, or a converted target with its head.
-        output: must not exist.
-        dialect: safeailab, sglang or speculators; mimo for an MTP layer.
-        target: its target; required for a head that was not converted, because the default layers depend on it.
-        progress: show a progress bar.
-
-    Warns of what the dialect's engine will not read. Raises ValueError if the dialect can't hold this head, or the source can't
-    be read.
+    `target`: its target; required for a head that was not converted, because the default layers depend on it. Warns of what the
+    dialect's engine will not read. Raises ValueError if the dialect can't hold this head, the source can't be read, or `output`
+    exists.
     """
     if not is_converted(source):
         _export_original(source, output, dialect, target)
@@ -101,7 +96,3 @@ def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None
 def _tensors(layout: Layout, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     for keys, array in arrays:
         yield from layout[keys].split(array).items()
-
-
-def _other_files(source: Path) -> tuple[Path, ...]:
-    return tuple(source / name for name in COPIED if name != "config.json" and (source / name).is_file())

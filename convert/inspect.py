@@ -19,17 +19,15 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.registry import layer_config
 
 LAYERS_OF_STAND_IN = 10_000
 """A head inspected without its target is planned for one that has every layer it may name."""
 
 
 def describe(path: Path, target: Path | None = None) -> str:
-    """A few lines: what it is, its sizes and parameters and, for a head, whether it fits the target.
-
-    Raises:
-        ValueError: it can't be read, is not supported, or does not fit; the message says why.
-    """
+    """A few lines: what it is, its sizes and parameters and, for a head, whether it fits the target. Raises ValueError, saying why,
+    if it can't be read, is not supported, or does not fit."""
     if is_converted(path):
         return _describe_converted(path, target)
     with Checkpoint(path) as checkpoint, errors_named(path):
@@ -94,7 +92,7 @@ def _kind(config: ModelConfig | HeadConfig) -> str:
 
 def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
     """The config in readable lines."""
-    layer = config if isinstance(config, ModelConfig) else config.layer
+    layer = layer_config(config)
     extras = [name for name, has in (("q/k/v biases", layer.qkv_bias), ("q/k norms", layer.qk_norm)) if has]
     lines = {
         "layers": f"{layer.num_layers} x hidden {layer.hidden_size}, intermediate {layer.intermediate_size}",

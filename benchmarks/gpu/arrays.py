@@ -71,13 +71,6 @@ SAMPLING = {
 """The kinds of requests that are timed: a chat client's default is one of the last two."""
 
 
-def settings_of(params: SamplingParams, batch: int) -> Settings:
-    """The same in every row, but for the seed."""
-    row = settings_row(kind=SamplingKind.of(params), temperature=params.temperature, top_p=params.top_p)
-    settings = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), batch, 0), row)
-    return settings._replace(seed=jnp.stack([jnp.zeros(batch), jnp.arange(batch)], 1).astype(jnp.uint32))
-
-
 def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> Batch:
     """Random keys, values, roots and hidden states; the pages of each sequence are scattered over the whole cache."""
     state_shapes, _, table_shape = batch_shapes(lab, batch, context)
@@ -89,7 +82,10 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
         jax.tree.map(lambda array: random_array(next(seeds), array.shape, array.dtype, 1.0), pages)
         for pages in (state_shapes.cache, state_shapes.draft.cache)
     )
-    rows, settings = jnp.arange(batch, dtype=jnp.int32), settings_of(SAMPLING[sampling], batch)
+    rows, params = jnp.arange(batch, dtype=jnp.int32), SAMPLING[sampling]
+    row = settings_row(kind=SamplingKind.of(params), temperature=params.temperature, top_p=params.top_p)
+    settings: Settings = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), batch, 0), row)
+    settings = settings._replace(seed=jnp.stack([jnp.zeros(batch), jnp.arange(batch)], 1).astype(jnp.uint32))
     state = admit(state, Admission(rows, state.history, jnp.zeros_like(rows), settings, state.bias))
     roots = jax.random.randint(jax.random.key(3), rows.shape, 0, lab.size.target.vocab_size, jnp.int32)
     hidden, last = (random_array(next(seeds), field.shape, field.dtype, 1.0) for field in (state.draft.hidden, state.features.last))

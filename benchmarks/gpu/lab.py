@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.checkpoints.storing import MATRIX, with_storage
+from jaxspec.checkpoints.storing import Storing, config_so
 from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
@@ -23,7 +23,6 @@ from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.placement import Placement
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.rope_config import RopeConfig
-from pallas_kernels.quantized import QuantizedAs
 
 MOST_CALLS = 16
 """The most cycles per sample: the context grows meanwhile."""
@@ -37,8 +36,6 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a run."""
-
     target: ModelConfig
     head: Eagle3Config
     trees: tuple[TreeShape, ...]
@@ -127,8 +124,8 @@ class Lab:
 
     def with_weights(self, kind: str) -> "Lab":
         """The same laboratory with the matrices of both models stored in 8 or 4 bits, as `--quantization` does it."""
-        size = replace(self.size, target=_stored_as(self.size.target, kind), head=_stored_as(self.size.head, kind))
-        return Lab(size, self._bandwidth, tp=self.tp)
+        target, head = (config_so(model, Storing.DENSE, kind) for model in self.graphs)
+        return Lab(replace(self.size, target=target, head=head), self._bandwidth, tp=self.tp)
 
     @cached_property
     def bandwidth(self) -> float:
@@ -211,14 +208,6 @@ class Together[Key]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 self._programs = {name: pool.submit(lambda make: make().compile(), make) for name, make in self._lowerings.items()}
         return self._programs.pop(key).result()  # dropped after use, which frees the memory of its CUDA graphs
-
-
-def _stored_as[Config: (ModelConfig, Eagle3Config)](config: Config, kind: str) -> Config:
-    """The config with all matrices quantised as checkpoints.storing.planned does it."""
-    found = flatten_dict(abstract_model(config, jnp.bfloat16).params)
-    matrices = {path[:-1]: array.shape for path, array in found.items() if path[-1] == MATRIX}
-    storages = tuple((path, QuantizedAs.default(kind, shape[0], for_cpu=False)) for path, shape in matrices.items())
-    return with_storage(config, None, storages)
 
 
 def random_matrix(seed: int, like: Any) -> jax.Array:

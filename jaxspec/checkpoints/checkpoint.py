@@ -42,10 +42,8 @@ class Needed(NamedTuple):
 class Checkpoint:
     """The tensors of a checkpoint by name.
 
-    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file.
-
-    Raises:
-        ValueError: no such file; a missing, repeated or unlisted shard; a damaged or refused file.
+    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file. Raises
+    ValueError if there is no such file, for a missing, repeated or unlisted shard, and a damaged or refused file.
     """
 
     def __init__(self, path: Path):
@@ -69,15 +67,11 @@ class Checkpoint:
                 if name in self.infos:
                     raise ValueError(f"{directory}: tensor {name!r} is in {self.file_of[name]} and again in {file}")
                 self.infos[name], self.file_of[name] = info, file
-        if index is not None:
-            self._compare_with(index)
-
-    def _compare_with(self, index: dict[str, str]) -> None:
-        """Raises ValueError unless the shards hold what the index says, each tensor in its file."""
+        index = self.file_of if index is None else index
         for name in sorted({*index, *self.file_of}):
-            if index.get(name) != self.file_of.get(name):
-                listed, found = index.get(name, "no file"), self.file_of.get(name, "no file")
-                raise ValueError(f"{self.path}: the index lists tensor {short(name)} in {listed}, but it is in {found}")
+            place, found = index.get(name, "no file"), self.file_of.get(name, "no file")
+            if place != found:
+                raise ValueError(f"{self.path}: the index lists tensor {short(name)} in {place}, but it is in {found}")
 
     def check(self, needed: Mapping[str, Needed], ignored: Collection[str] = ()) -> None:
         """Raises ValueError naming every tensor that is missing, has the wrong shape or kind, or is unknown."""
@@ -118,7 +112,6 @@ class Checkpoint:
         return sum(self.infos[name].size for name in names)
 
     def close(self) -> None:
-        """Closes the files."""
         for file in self._files.values():
             file.close()
 

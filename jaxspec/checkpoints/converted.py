@@ -154,12 +154,10 @@ def digest(contents: dict) -> str:
 
 
 def manifest_digest(directory: Path) -> str:
-    """The digest of a directory's manifest."""
     return digest(read_object(directory / MANIFEST))
 
 
 def is_converted(path: Path) -> bool:
-    """True for a converted checkpoint."""
     return (path / MANIFEST).is_file()
 
 

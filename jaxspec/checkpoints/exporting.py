@@ -41,21 +41,17 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
     if dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
     if isinstance(config, MTPConfig) and dialect == "mimo":
-        settings = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
+        settings: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
         return Exported(hf_config(config.layer) | settings, mtp_layout(config))
     if isinstance(config, EagleConfig) and dialect in ("safeailab", "sglang"):
-        return _eagle(config, dialect)
+        architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
+        settings = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
+        return Exported(hf_config(config.layer) | settings, eagle_layout(config))
     if isinstance(config, BlockConfig) and dialect == OWN_DIALECTS[config.algorithm]:
         return _block(config)
     if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
     raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
-
-
-def _eagle(config: EagleConfig, dialect: str) -> Exported:
-    architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
-    extra = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
-    return Exported(hf_config(config.layer) | extra, eagle_layout(config))
 
 
 def _eagle3(config: Eagle3Config, dialect: str) -> Exported:

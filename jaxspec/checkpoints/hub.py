@@ -65,14 +65,11 @@ def local_path(name: str | Path, options: HubOptions = DEFAULTS, *, weights: boo
     In:  "org/name"               or  "org/name/file.pt"
     Out: the snapshot's directory     the file
 
-    Text that is no path and no name of the Hub's is returned as a path; whoever opens it reports that.
+    Text that is no path and no name of the Hub's is returned as a path; whoever opens it reports that. Without `weights` the
+    configs are enough.
 
-    Args:
-        weights: False: the configs are enough.
-
-    Raises:
-        ValueError: the Hub has no such model, does not let us have it, or can't be reached; the disk is too small; or a path has a
-            revision. One line, with what to do.
+    Raises ValueError, in one line with what to do, if the Hub has no such model, does not let us have it, or can't be reached, the
+    disk is too small, or a path has a revision.
     """
     path, text = Path(name), str(name)
     if path.exists():

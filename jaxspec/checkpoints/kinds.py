@@ -17,7 +17,6 @@ MARKOV = "markov_head.markov_w"
 
 
 def is_mtp_tensor(name: str) -> bool:
-    """True for a tensor of an MTP layer."""
     return name.startswith(MTP_PREFIX)
 
 
@@ -26,35 +25,15 @@ def is_target(names: Collection[str]) -> bool:
     return "model.embed_tokens.weight" in names and "model.norm.weight" in names
 
 
-def is_eagle(names: Collection[str]) -> bool:
-    """True for an EAGLE-1/2 head: it has `fc` and a first layer without a norm in front of its attention."""
-    in_front = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"}
-    return "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and in_front.isdisjoint(names)
-
-
-def is_eagle3(names: Collection[str]) -> bool:
-    """True for an EAGLE-3 head: it has a norm for the hidden in front of its first layer."""
-    return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
-
-
-def is_block(names: Collection[str]) -> bool:
-    """True for a block head: a norm for the projected features, and an ordinary first layer."""
-    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= set(names)
-
-
-def is_dspark(names: Collection[str]) -> bool:
-    """True for a block head with a bias by the token before."""
-    return is_block(names) and f"{MARKOV}1.weight" in names
-
-
 def algorithm_of(names: Collection[str]) -> str | None:
     """Which kind of draft head the tensors are, as HeadConfig.algorithm says it; None: there is none."""
-    if is_eagle3(names):
-        return "EAGLE3"
-    if is_eagle(names):
+    has_input_norm = "layers.0.input_layernorm.weight" in names
+    if "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names:
+        return "EAGLE3"  # its first layer norms the hidden
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and not has_input_norm:
         return "EAGLE"
-    if is_block(names):
-        return "DSPARK" if is_dspark(names) else "DFLASH"
+    if "fc.weight" in names and "hidden_norm.weight" in names and has_input_norm:  # its hidden_norm is of the projected features
+        return "DSPARK" if f"{MARKOV}1.weight" in names else "DFLASH"
     return "MTP" if any(map(is_mtp_tensor, names)) else None
 
 

@@ -122,20 +122,13 @@ class Stack(NamedTuple):
     def join(self, read: ReadTensor) -> np.ndarray:
         return self.view(read).join()
 
-    def stacked(self, read: ReadTensor) -> np.ndarray:
-        """The stack itself, [rows, *columns]."""
-        return Stacked(self._read(read)).join()
-
     def view(self, read: ViewTensor) -> Stacked:
         """The parameter before its tensors are joined."""
-        return Stacked(self._read(read), self.is_kernel)
-
-    def _read(self, read: ViewTensor) -> list[Tensor]:
         parts = [read(name) for name, _ in self.tensors]
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
             raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")
-        return parts
+        return Stacked(parts, self.is_kernel)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         ends = np.cumsum([rows for _, rows in self.tensors])[:-1]
@@ -206,11 +199,9 @@ def decoder_layer(
     input_norm: str | None = "input_layernorm",
     cache_scales: tuple[str, str] = CACHE_SCALES[0],
 ) -> Layout:
-    """A decoder layer's layout.
+    """A decoder layer's layout; the names of its tensors begin with `prefix`.
 
     Args:
-        prefix: of its tensors' names, up to the dot.
-        config: its sizes, biases and norms.
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
         cache_scales: one of CACHE_SCALES, if config.kv_scales.
@@ -293,7 +284,6 @@ class TensorPlan[Config: ModelConfig | HeadConfig]:
     """Tensors that the checkpoint may contain and the model does not need."""
 
     def needed(self) -> dict[str, Needed]:
-        """All tensors that the model needs."""
         return {name: needed for source in self.layout.values() for name, needed in source.needed().items()}
 
     def check(self, checkpoint: Checkpoint) -> None:

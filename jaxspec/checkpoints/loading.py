@@ -65,22 +65,24 @@ def load_head(
     placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedHead:
-    """A draft head for this target, in the target's dtype.
+    """A draft head for this target, in the target's dtype, its matrices stored so (`storing.planned`), on the same devices.
 
     Args:
         path: a head's directory or file; a target's directory if the head is inside (MTP).
-        target: the loaded target, with the same placement.
         token_map: FR-Spec's list of the tokens worth drafting; a head with its own draft vocabulary warns and ignores it.
-        storing, quantization: how its matrices are stored (`storing.planned`).
-        placement: where it lies.
-        progress: show a progress bar.
 
-    Raises:
-        ValueError: the head does not fit the target, or as `load_target`.
+    Raises ValueError if the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
-        how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
-        return _load_converted_head(path, target, token_map, **how)
+        manifest = read_manifest(directory := require_head(path))
+        with errors_named(path):
+            check_fit(manifest, target.config)
+            hot_tokens = usable_token_map(manifest.head, token_map)
+            if hot_tokens is None and manifest.token_map is not None:
+                hot_tokens = np.asarray(manifest.token_map, np.int32)
+            how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
+            loaded = load_converted(directory, manifest.head, target.dtype, **how)
+            return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
@@ -113,20 +115,6 @@ def require_head(path: Path) -> Path:
     if head is None:
         raise ValueError(f"{path} is a converted target without a draft head")
     return head
-
-
-def _load_converted_head(
-    path: Path, target: LoadedTarget, token_map: Path | None, *, placement: Placement, **how: Any
-) -> LoadedHead:
-    head = require_head(path)
-    manifest = read_manifest(head)
-    with errors_named(path):
-        check_fit(manifest, target.config)
-        hot_tokens = usable_token_map(manifest.head, token_map)
-        if hot_tokens is None and manifest.token_map is not None:
-            hot_tokens = np.asarray(manifest.token_map, np.int32)
-        loaded = load_converted(head, manifest.head, target.dtype, placement=placement, **how)
-        return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
 
 
 def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:

@@ -61,10 +61,8 @@ class ParameterWriter:
         return self
 
     def add(self, group: dict) -> None:
-        """Writes a part of the parameters; returns when it is on disk.
-
-        Args:
-            group: nested dict of NumPy or JAX arrays, none of them empty. They are not copied: don't change them meanwhile.
+        """Writes a part of the parameters, a nested dict of NumPy or JAX arrays, none of them empty; returns when it is on disk.
+        The arrays are not copied: don't change them meanwhile.
 
         Raises ValueError naming a parameter that was added before, or whose keys can't be stored.
         """
@@ -83,16 +81,13 @@ class ParameterWriter:
         """Moves the parameters to their place. Raises ValueError if there are none."""
         try:
             if error_type is None:
-                self._finish()
+                if not self._names:
+                    raise ValueError(f"no parameters were added for {self.directory}")
+                with _orbax() as ocp, _saving(ocp):
+                    ocp.partial.finalize(self._unfinished / "parameters")
+                os.rename(self._unfinished / "parameters", self.directory)
         finally:
             remove_directory(self._unfinished)
-
-    def _finish(self) -> None:
-        if not self._names:
-            raise ValueError(f"no parameters were added for {self.directory}")
-        with _orbax() as ocp, _saving(ocp):
-            ocp.partial.finalize(self._unfinished / "parameters")
-        os.rename(self._unfinished / "parameters", self.directory)
 
 
 class StoredArray(NamedTuple):
@@ -120,30 +115,23 @@ def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArra
     return {path.name: _stored_array(path) for path in sorted(state.iterdir()) if path.is_dir()}
 
 
-def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progress: bool = False) -> dict:
+def load_parameters(directory: str | os.PathLike[str], expected: dict) -> dict:
     """All parameters of a directory, each straight from its file onto the device.
 
     Nothing is copied on the host: an accelerator gets its values from the mapped file, and on a CPU the array is the mapped file,
     whose pages are read when they are first used. A cast makes a copy.
 
-    Args:
-        directory: what a `ParameterWriter` wrote.
-        expected: nested dict of jax.ShapeDtypeStruct, exactly the parameters that are stored. Floating-point values are cast
-            to `dtype`; others must be stored with it.
-        progress: show a bar that counts the bytes.
-
-    Returns:
-        jax.Arrays in the nested dict of `expected`, with its keys.
+    `expected`: nested dict of jax.ShapeDtypeStruct, exactly the parameters that are stored; the jax.Arrays are returned in its
+    place. Floating-point values are cast to its `dtype`; others must be stored with it.
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """
-    leaves, title = flatten_dict(expected), f"loading {Path(directory).parent.name}"
-    arrays = mapped_parameters(directory, expected, title, progress=progress)
+    leaves, arrays = flatten_dict(expected), mapped_parameters(directory, expected)
     return unflatten_dict({keys: jax.device_put(values).astype(leaves[keys].dtype) for keys, values in arrays})
 
 
 def mapped_parameters(
-    directory: str | os.PathLike[str], expected: dict, title: str, *, progress: bool = False
+    directory: str | os.PathLike[str], expected: dict, title: str = "", *, progress: bool = False
 ) -> Iterator[tuple[tuple, np.ndarray]]:
     """Yields every parameter of `expected` by its keys, as it is stored: a view of the mapped file. Raises as `load_parameters`.
 

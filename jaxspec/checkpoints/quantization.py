@@ -14,23 +14,22 @@ from jaxspec.checkpoints.checkpoint import Needed
 from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, TensorPlan
 from jaxspec.checkpoints.schemes import Awq, EightBits, Gptq, PackedRows, Scheme, dequantised
 from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
-from jaxspec.checks import SIZE, Check, Fields, Flag, ListOf, Text, Whole, short
+from jaxspec.checks import SIZE, Fields, Flag, ListOf, Text, Whole, short
 from pallas_kernels.quantized import BLOCK, Numbers, QuantizedAs
 
 logger = logging.getLogger(__name__)
 
 _GROUP, _BITS = Whole(-1, 2**20), Whole(1, 64)
-_WEIGHTS: dict[str, Check] = {
+WEIGHTS = Fields({
     "num_bits": _BITS, "type": Text(), "strategy": Text(), "symmetric": Flag(), "group_size": _GROUP,
     "block_structure": ListOf(SIZE, 2),
-}  # fmt: skip
-_CONFIG: dict[str, Check] = {
+})  # fmt: skip
+CONFIG = Fields({
     "quant_method": Text(), "format": Text(), "ignore": ListOf(Text()), "modules_to_not_convert": ListOf(Text()),
     "ignored_layers": ListOf(Text()), "weight_block_size": ListOf(SIZE, 2), "fmt": Text(), "bits": _BITS, "w_bit": _BITS,
     "group_size": _GROUP, "q_group_size": _GROUP, "zero_point": Flag(), "version": Text(), "checkpoint_format": Text(),
     "lm_head": Flag(),
-}  # fmt: skip
-WEIGHTS, CONFIG = Fields(_WEIGHTS), Fields(_CONFIG)
+})  # fmt: skip
 """The types and ranges of the fields of quantization_config that are read."""
 SUPPORTED = (
     "compressed-tensors (float-quantized, int-quantized, naive-quantized, pack-quantized), fp8, fbgemm_fp8, awq and gptq of 4 bits"
@@ -88,12 +87,8 @@ class QuantizedStack:
 
     def join(self, read: ReadTensor) -> np.ndarray:
         """The kernel [k, n], dequantised to float32."""
-        return transposed(self.stacked(read))
-
-    def stacked(self, read: ReadTensor) -> np.ndarray:
-        """The stack [n, k], dequantised to float32."""
         parts = [dequantised(self.scheme.numbers(module, rows, self.k, read), self.k) for module, rows in self.modules]
-        return np.concatenate(parts)
+        return transposed(np.concatenate(parts))
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         raise ValueError("a quantised checkpoint can't be written back")
@@ -143,7 +138,6 @@ def read_scheme(config: dict) -> Scheme | None:
 
 
 def unsupported(what: str) -> ValueError:
-    """The error for a quantisation that is not supported."""
     return ValueError(f"config.json: quantization_config with {what} is not supported; supported are {SUPPORTED}")
 
 

@@ -60,13 +60,10 @@ class EightBits(Scheme):
     scale: str = "weight_scale"
     """The name of the scales' tensor."""
 
-    def _scale_shapes(self, n: int, k: int) -> list[tuple[int, ...]]:
-        if self.strategy == "block":
-            return [(-(-n // BLOCK), -(-k // BLOCK))]
-        return [(1,), ()] if self.strategy == "tensor" else [(n, 1), (n,)]
-
     def needed(self, module: str, n: int, k: int, infos: Mapping[str, TensorInfo]) -> dict[str, Needed]:
-        scale, shapes = f"{module}.{self.scale}", self._scale_shapes(n, k)
+        scale, blocks = f"{module}.{self.scale}", (-(-n // BLOCK), -(-k // BLOCK))
+        known: dict[str, list[tuple[int, ...]]] = {"tensor": [(1,), ()], "channel": [(n, 1), (n,)], "block": [blocks]}
+        shapes = known[self.strategy]
         found = infos[scale].shape if scale in infos else None
         shape = found if found in shapes else shapes[0]
         return {f"{module}.weight": Needed((n, k), floating=self.kind == "fp8"), scale: Needed(shape)}
@@ -144,13 +141,10 @@ class Awq(Transposed):
         return k, n // 8
 
     def numbers(self, module: str, n: int, k: int, read: ReadTensor) -> Numbers:
-        values, zeros = (self._in_order(nibbles(read(f"{module}.{name}"))) for name in ("qweight", "qzeros"))
+        packed = (nibbles(read(f"{module}.{name}")) for name in ("qweight", "qzeros"))
+        values, zeros = (each.reshape(len(each), -1, 8)[..., AWQ_ORDER].reshape(each.shape) for each in packed)
         scales = read(f"{module}.scales").astype(np.float32)
         return Numbers(transposed(values), transposed(scales), transposed(zeros))
-
-    @staticmethod
-    def _in_order(columns: np.ndarray) -> np.ndarray:
-        return columns.reshape(len(columns), -1, 8)[..., AWQ_ORDER].reshape(columns.shape)
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,13 @@ def _storage(
         return None if source.storage is None else replace(source.storage, for_cpu=for_cpu)
     if not isinstance(source, Stack) or keys[-1] not in (MATRIX, EMBEDDING):
         return None
-    if quantization is not None and keys[-1] == MATRIX and not any(map(_is_quantised, plan.layout.values())):
-        return QuantizedAs.default(quantization, *source.columns, for_cpu=for_cpu)
-    if quantization is not None and for_cpu and keys[-1] == EMBEDDING and _is_output(plan) and source.columns[0] % CPU_BLOCK == 0:
+    if quantization is not None and keys[-1] == MATRIX:
+        is_published_so = any(isinstance(each, QuantizedStack) for each in plan.layout.values())
+        if not is_published_so:
+            return QuantizedAs.default(quantization, *source.columns, for_cpu=for_cpu)
+    # The embedding may be the output projection, which is read whole for every token.
+    is_output = keys[-1] == EMBEDDING and isinstance(plan.config, ModelConfig) and plan.config.tie_word_embeddings
+    if quantization is not None and for_cpu and is_output and source.columns[0] % CPU_BLOCK == 0:
         return InBlocks()
     if storing is Storing.AS_IN_FILE and checkpoint is not None:
         tensors = tuple((sum(rows for rows, _ in group), kind) for kind, group in kinds(source, checkpoint))
@@ -82,22 +86,11 @@ def _storage(
     return None
 
 
-def _is_quantised(source: Source) -> bool:
-    return isinstance(source, QuantizedStack)
-
-
-def _is_output(plan: TensorPlan) -> bool:
-    """Whether the embedding is the output projection, which is read whole for every token."""
-    return isinstance(plan.config, ModelConfig) and plan.config.tie_word_embeddings
-
-
 def kinds(source: Stack, checkpoint: Checkpoint) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     """The tensors of a parameter, those of one kind that follow each other together: rows and kind (dtype or format)."""
-    found = []
-    for name, rows in source.tensors:
-        info = checkpoint.infos[name]
-        found.append((rows, info.format or info.dtype.name))
-    return ((kind, list(group)) for kind, group in groupby(found, key=lambda each: each[1]))
+    infos = ((rows, checkpoint.infos[name]) for name, rows in source.tensors)
+    found = groupby(((rows, info.format or info.dtype.name) for rows, info in infos), key=lambda each: each[1])
+    return ((kind, list(group)) for kind, group in found)
 
 
 def with_storage(config: Any, storage: Storage | None, storages: tuple[tuple[Keys, Storage], ...] = ()) -> Any:
@@ -121,7 +114,7 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
     elif isinstance(storage, AsInFile):
         named = dict(zip(storage.names, _in_file(storage, source, checkpoint), strict=True))
     elif isinstance(storage, QuantizedAs | InBlocks):
-        named = parameters(storage(source.stacked(checkpoint.read).T))
+        named = parameters(storage(source._replace(is_kernel=False).join(checkpoint.read).T))
     elif keys[-1] == MATRIX and isinstance(storage, ByRows):
         named = {"rows": source._replace(is_kernel=False).view(checkpoint.view)}
     else:

@@ -40,15 +40,10 @@ def write_checkpoint(
     copy: tuple[Path, ...] = (),
     replace: bool = True,
 ) -> None:
-    """Writes tensors, config.json and copies of other files.
+    """Writes tensors, taken one by one, config.json, and copies of further files, such as the tokenizer's.
 
-    Args:
-        directory: where to; with `replace` it may exist.
-        config: the contents of config.json; `torch_dtype` is filled in if `dtype` is given.
-        tensors: names and values, taken one by one.
-        dtype: floating-point tensors are cast to it; None: they stay as they are.
-        copy: further files, such as the tokenizer's.
-        replace: whether an existing directory may be replaced; raises ValueError otherwise.
+    `dtype`: floating-point tensors are cast to it, and it becomes the config's `torch_dtype`; None: they stay as they are. Raises
+    ValueError if the directory exists and may not be replaced.
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
@@ -63,10 +58,8 @@ def write_checkpoint(
 def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new directory that becomes `final` when the block ends well; otherwise it is removed.
 
-    A killed process leaves `<final>.incomplete`, which the next attempt overwrites.
-
-    Raises:
-        ValueError: `final` exists and may not be replaced.
+    A killed process leaves `<final>.incomplete`, which the next attempt overwrites. Raises ValueError if `final` exists and may not
+    be replaced.
     """
     if final.exists() and not replace:
         raise ValueError(f"{final} exists already: choose another place, or remove it first")

@@ -80,7 +80,6 @@ class Figures:
     """Seconds from then on to the last."""
 
     def add(self, other: "Figures") -> None:
-        """Adds another answer."""
         for name, value in vars(other).items():
             setattr(self, name, vars(self)[name] + value)
 

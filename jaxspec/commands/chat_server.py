@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.chat_screen import THINKING
+from jaxspec.commands.common import json_of
 from jaxspec.commands.options import OPTIONS
 from jaxspec.config import PLAIN, TreeShape
 
@@ -126,15 +127,6 @@ def piece_of(event: dict[str, Any]) -> Piece:
     forwards = counts.get("num_spec_steps", 0)
     forwarded = round(forwards * counts.get("mean_acceptance_length", 0))
     return Piece(tuple(spans), usage.get("completion_tokens", 0), forwards, forwarded, choice.get("finish_reason"))
-
-
-def json_of(data: bytes) -> dict[str, Any]:
-    """A JSON object; {} for anything else."""
-    try:
-        parsed = json.loads(data)
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def error_of(body: dict[str, Any]) -> str:

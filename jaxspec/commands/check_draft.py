@@ -32,8 +32,6 @@ Speeds are of one pass each; `jaxspec bench speculative` measures with more care
 
 @dataclass(frozen=True)
 class Report:
-    """The result of the check."""
-
     model: str
     head: str
     """Its kind: HeadConfig.algorithm."""
@@ -129,7 +127,7 @@ def check(options: argparse.Namespace) -> Report:
                 passes.append(run(engine, encoded, params))
                 bar.update()
     _, plain, _, speculative = passes
-    lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
+    lengths, own = speculative.verifications, [output.speculation.accept_length for output in speculative.outputs]
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
     _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
     return Report(
@@ -154,7 +152,6 @@ def check(options: argparse.Namespace) -> Report:
 
 
 def judge(report: Report, least: float) -> Verdict:
-    """The verdict on a report."""
     reason = f"accept length {report.accept_length:.2f}, {report.speed_up:.2f} times the speed of plain decoding"
     if report.accept_length < USELESS:
         reason = (
@@ -175,7 +172,6 @@ def judge(report: Report, least: float) -> Verdict:
 
 
 def show(report: Report, verdict: Verdict) -> str:
-    """The report as text."""
     own, total = report.accept_length_of_prompts, max(1, report.verifications)
     sampling = f"temperature {report.temperature:g}" if report.temperature else "greedy"
     deepest = len(report.accepted_at_depth) + 1

@@ -155,7 +155,8 @@ def compilation_cache() -> dict[str, Any]:
     if directory is None:
         return {"directory": "off"}
     sizes = [file.stat().st_size for file in directory.rglob("*") if file.is_file()]
-    return {"directory": without_home(directory), "files": len(sizes), "bytes": sum(sizes)}
+    shown = f"~/{directory.relative_to(Path.home())}" if directory.is_relative_to(Path.home()) else str(directory)  # no user's name
+    return {"directory": shown, "files": len(sizes), "bytes": sum(sizes)}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -166,11 +167,6 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     chosen = [name for name in sorted(environment) if VARIABLES.match(name)]
     return {name: "(set)" if SECRET.search(name) else environment[name][:SHOWN_CHARACTERS] for name in chosen}
-
-
-def without_home(path: Path) -> str:
-    """A path without the user's name."""
-    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def output(*command: str) -> str | None:

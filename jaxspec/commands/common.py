@@ -1,4 +1,4 @@
-"""Helpers of the commands: errors in one line, tables, and prompts. Importing this loads no JAX."""
+"""Helpers of the commands: errors in one line, tables, JSON, and prompts. Importing this loads no JAX."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.commands.options import Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
@@ -73,6 +73,15 @@ def listing(lines: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines.items())
 
 
+def json_of(text: str | bytes) -> dict[str, Any]:
+    """A JSON object; {} for anything else."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
 def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
     """Which prompts are run, and how far."""
     add = parser.add_argument_group("prompts").add_argument
@@ -108,8 +117,6 @@ class PromptSet:
     prompts: "list[Prompt | Chat | Turns]"
     kinds: list[str] | None = None
     """What kind of prompt each is, if all say so."""
-    ends: bool = False
-    """Answers end where the model ends them: a conversation beyond that would be none."""
 
     @property
     def sha256(self) -> str:
@@ -127,9 +134,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     A file has one prompt per line; "\\n" and other escapes in it stay as they are. A .jsonl file has one JSON string per line, or
     an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (questions, one after another) or
     "messages" (OpenAI's), and its "kind" if you like. OF_THE_PACKAGE has names of files that come with jaxspec.
-
-    Raises:
-        ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
+    Raises ValueError if the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))

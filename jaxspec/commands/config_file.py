@@ -31,8 +31,7 @@ def read_config(path: Path, parser: Parser) -> list[str]:
          speculative-adaptive: true
     Out: ["--max-running-requests=4", "--speculative-adaptive"]
 
-    Raises:
-        ValueError: the file can't be read, is not a mapping, or has a key or value that no option takes; the message names it.
+    Raises ValueError if the file can't be read, is not a mapping, or has a key or value that no option takes, and names it.
     """
     try:
         with path.open("rb") as file:

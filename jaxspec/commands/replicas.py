@@ -88,11 +88,8 @@ class LocalServer:
 
 
 def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
-    """Runs the group until a signal ends it; the exit status is 0 then, and 1 if it ended by itself.
-
-    Raises:
-        ValueError: no router is installed, or the options can't be used by several servers.
-    """
+    """Runs the group until a signal ends it; the exit status is 0 then, and 1 if it ended by itself. Raises ValueError if no router
+    is installed, or the options can't be used by several servers."""
     router = next(filter(find_spec, ROUTERS), None)
     if router is None:
         raise ValueError(f"--dp-size {arguments.dp_size} needs a router in this environment: pip install sglang-router, or smg")
@@ -129,8 +126,7 @@ def own_gpus(environment: Mapping[str, str], rank: int, servers: int, each: int 
     In:  CUDA_VISIBLE_DEVICES=2,3,5,7, server 1 of 2, with 2 each
     Out: CUDA_VISIBLE_DEVICES=5,7
 
-    Raises:
-        ValueError: the environment names fewer GPUs than there are servers.
+    Raises ValueError if the environment names fewer GPUs than there are servers.
     """
     given = environment.get("CUDA_VISIBLE_DEVICES", "")
     visible = given.split(",") if given else [str(number) for number in range(servers * each)]

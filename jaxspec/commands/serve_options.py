@@ -114,7 +114,6 @@ class ServerArguments:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether the log level allows progress bars."""
         return self.log_level in ("debug", "info")
 
 
@@ -187,15 +186,8 @@ def parse_arguments(
     shown = {name: value for name, value in vars(options).items() if name != "ignored"}
     shown |= {name: "***" for name, key in keys.items() if key is not None}
     shown["tree"] = options.tree and options.tree.name
-    settings = ServerSettings(
-        **keys,
-        shutdown_timeout=options.shutdown_timeout,
-        request_timeout=options.request_timeout,
-        tokenizer_info=not options.no_tokenizer_info,
-        allowed_origins=options.allowed_origins,
-        strict_model_name=options.strict_model_name,
-        shown={name: value for name, value in shown.items() if name not in _UNSHOWN},
-    )
+    in_use = {name: value for name, value in shown.items() if name not in _UNSHOWN}
+    settings = ServerSettings(**_set_by(options, "server") | keys, shown=in_use)
     return ServerArguments(
         prog=prog,
         model=options.model_path,
@@ -314,19 +306,21 @@ def _trees(flag: str, text: str | None) -> tuple[TreeShape, ...] | None:
         raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4": {error}') from None
 
 
+def _set_by(options: argparse.Namespace, owner: str) -> dict[str, Any]:
+    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's."""
+    found: dict[str, Any] = {}
+    for option in OPTIONS.values():
+        if option.sets.startswith(f"{owner}.") and option.dest not in _CONVERTED:
+            given = vars(options)[option.dest]
+            value = given if option.switch is None else option.switch if given else None
+            found |= {} if value is None else {option.field.name: value}
+    return found
+
+
 def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of EngineConfig, as far as they were given or the server's default differs."""
-    fields = {name: value for flag, name in _SAME_VALUE.items() if (value := vars(options)[flag]) is not None}
     # Servers of one model must not repeat each other's samples, nor one its own after a restart.
-    fields.setdefault("random_seed", None)
-    if options.disable_radix_cache:
-        fields["prefix_cache"] = False
-    if options.disable_overlap_schedule:
-        fields["overlap"] = False
-    if options.speculative_adaptive:
-        fields["adaptive"] = True
-    if options.speculative_ngram:
-        fields["ngram"] = True
+    fields = {"random_seed": None, **_set_by(options, "engine")}
     if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
         fields["adaptive_trees"] = trees
     if options.max_total_tokens is not None:

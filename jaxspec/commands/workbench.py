@@ -5,7 +5,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Workbench:
                 held[at].append(held[at][-1].then(answer, turns[at][len(held[at])]))
         each_turn = [held.get(at, [each]) for at, each in enumerate(prompts.prompts)]
         kinds = prompts.kinds and [kind for kind, each in zip(prompts.kinds, each_turn, strict=True) for _ in each]
-        return replace(prompts, prompts=list(itertools.chain(*each_turn)), kinds=kinds, ends=True)
+        return replace(prompts, prompts=list(itertools.chain(*each_turn)), kinds=kinds)
 
     def _answers(self, chats: Sequence[Chat], max_tokens: int) -> list[str]:
         encoded, params = self.encode(chats), SamplingParams(max_tokens=max_tokens, temperature=0)
@@ -101,31 +101,45 @@ class Workbench:
         return min(limit, max(ROUNDED_TO, 1 << (longest - 1).bit_length()))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
-    """The result of running all prompts through an engine once."""
+    """One run of some prompts through an engine, or several added up."""
 
-    outputs: list[GenerationOutput]
-    seconds: float
+    seconds: float = 0.0
     """Wall time from the first prompt queued to the last token, prefills included."""
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each prompt."""
+    accept_lengths: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each prompt: tokens of every verification."""
+    host_seconds: float = 0.0
+    launching_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    cycles: int = 0
+    """Of the engine, as the three above in EngineStats; one cycle serves a whole batch."""
+    outputs: list[GenerationOutput] = field(default_factory=list)
+
+    def __add__(self, other: "Pass") -> "Pass":
+        return Pass(*(mine + added for mine, added in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
-    def tokens(self) -> list[tuple[int, ...]]:
-        return [output.token_ids for output in self.outputs]
+    def verifications(self) -> list[int]:
+        """Tokens of every verification of every request."""
+        return [length for each in self.accept_lengths for length in each]
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per verification, bonus included."""
+        return mean(self.verifications)
 
     @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens)) / self.seconds
 
     @property
-    def accept_lengths(self) -> list[int]:
-        """Tokens of every verification of every request."""
-        return [length for output in self.outputs for length in output.speculation.accept_lengths]
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per verification, bonus included."""
-        return mean(self.accept_lengths)
+    def per_cycle_ms(self) -> dict[str, float]:
+        """The host's work, launching programs, and waiting for the device."""
+        seconds = {"host": self.host_seconds, "launch": self.launching_seconds, "wait": self.waiting_seconds}
+        return {what: 1e3 * each / max(1, self.cycles) for what, each in seconds.items()}
 
 
 def run(
@@ -136,16 +150,12 @@ def run(
     tree: TreeShape | None = None,
 ) -> Pass:
     """Runs all prompts to the end, `concurrency` at a time. The prefix cache is flushed first, so that no pass profits from an
-    earlier one.
-
-    Args:
-        concurrency: None: as many as the engine takes.
-        tree: The requests' draft tree (Engine.add).
+    earlier one. `concurrency`: None: as many as the engine takes.
 
     Raises ValueError if a request failed, so that the pass took less time than it should.
     """
     engine.flush_cache()
-    started, order = time.perf_counter(), list[str]()
+    before, started, order = engine.stats(), time.perf_counter(), list[str]()
     waiting = [GenerationRequest(tuple(prompt), each, tree=tree) for prompt, each in zip(prompts, params, strict=True)][::-1]
     outputs: dict[str, GenerationOutput] = {}
     while waiting or engine.has_work:
@@ -157,7 +167,17 @@ def run(
                 if update.output.finish_reason == "error":
                     raise ValueError(f"a request failed: {update.output.error}")
                 outputs[update.request_id] = update.output
-    return Pass([outputs[request] for request in order], ended - started)
+    after, done = engine.stats(), [outputs[request] for request in order]
+    return Pass(
+        ended - started,
+        [output.token_ids for output in done],
+        [output.speculation.accept_lengths for output in done],
+        after.host_seconds - before.host_seconds,
+        after.launching_seconds - before.launching_seconds,
+        after.waiting_seconds - before.waiting_seconds,
+        after.cycles - before.cycles,
+        done,
+    )
 
 
 def mean(values: Sequence[float]) -> float:

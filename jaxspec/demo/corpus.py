@@ -56,11 +56,9 @@ def is_worth_learning(text: str) -> bool:
 
 
 def documents(heldout: bool, root: Path | None = None) -> Iterator[Document]:
-    """Yields the split's documents in the order of their paths, each text once.
+    """Yields the documents of the held-out split, or of the training split, in the order of their paths, each text once.
 
-    Args:
-        heldout: the held-out split instead of the training split.
-        root: the library's folder; the running interpreter's by default.
+    `root`: the library's folder; None: the running interpreter's.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     seen = set()

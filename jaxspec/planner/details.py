@@ -1,7 +1,7 @@
 """What stands behind a plan's answer: `jaxspec plan --details`."""
 
 from jaxspec.commands.common import table
-from jaxspec.planner.compile import KINDS, CompiledCycle
+from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.plan import SAMPLING, Plan
 from jaxspec.planner.time_model import constants
 
@@ -23,11 +23,12 @@ STAGES = {
 def details(plan: Plan) -> list[str]:
     """Tables of memory, traffic, times and launches, each with its notes."""
     requests = f"{plan.batch} request{'s' * (plan.batch > 1)} of {plan.context:,} tokens"
+    moved = plan.cycle.moved | {"together": sum(plan.cycle.moved.values())}
     return [
         table([f"memory of {plan.gpu.memory / 1e9:g} GB", "GB"], memory_rows(plan)),
         model_table(plan),
         kinds_table(plan),
-        table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
+        table([f"one cycle of {requests} moves at least", "GB"], [[name, f"{size / 1e9:.3f}"] for name, size in moved.items()]),
         bounds_table(plan),
         *([] if isinstance(plan.compiled, str) else [launches_of(plan, plan.compiled)]),
         NOTES.format(and_traffic=" and the traffic between GPUs" if plan.models.tp > 1 else ""),
@@ -49,12 +50,6 @@ def memory_rows(plan: Plan) -> list[list[str]]:
     return [[name, f"{size / 1e9:.2f}"] for name, size in sizes.items()]
 
 
-def moved_rows(plan: Plan) -> list[list[str]]:
-    """Bytes that a cycle moves, part by part and in total."""
-    rows = [[name, f"{size / 1e9:.3f}"] for name, size in plan.cycle.moved.items()]
-    return [*rows, ["together", f"{sum(plan.cycle.moved.values()) / 1e9:.3f}"]]
-
-
 def bounds_table(plan: Plan) -> str:
     """The least time of a cycle, and of a plain step, that the data sheet allows."""
     gpu = plan.gpu
@@ -69,7 +64,7 @@ def bounds_table(plan: Plan) -> str:
 
 def model_table(plan: Plan) -> str:
     """The time model, part by part, and what it assumes."""
-    modelled, assumed = plan.modelled, constants(plan.gpu, plan.copy_speed)
+    modelled, assumed = plan.modelled(), constants(plan.gpu, plan.copy_speed)
     columns = list(modelled.values())
     rows = [[part, *(f"{column[part]:.2f}" if part in column else "" for column in columns)] for part in columns[0]]
     rows.append(["together", *(f"{sum(column.values()):.2f}" for column in columns)])
@@ -86,15 +81,11 @@ def model_table(plan: Plan) -> str:
 
 def kinds_table(plan: Plan) -> str:
     """The model by kind of sampling: a batch takes the time of its most demanding request."""
-    columns = [plan.modelled_for(kind) for kind in KINDS]
-    rows = [
-        [name, *(f"{sum(parts.values()):.2f}" for parts in column.values())] for name, column in zip(SAMPLING, columns, strict=True)
-    ]
-    return table(["by what one request of the batch asks for", *(f"{name}, ms" for name in columns[0])], rows)
+    rows = [[name, *(f"{each:.2f}" for each in plan.milliseconds(kind).values())] for kind, name in enumerate(SAMPLING)]
+    return table(["by what one request of the batch asks for", *(f"{name}, ms" for name in plan.milliseconds())], rows)
 
 
 def launches_of(plan: Plan, compiled: CompiledCycle) -> str:
-    """Launches by stage."""
     stages, num_layers = compiled.stages, plan.models.target.config.num_layers
     ordered = dict.fromkeys(name for name in (*STAGES, *stages) if name in stages)
     rows = [[STAGES.get(name, name), f"{stages[name]}"] for name in ordered]

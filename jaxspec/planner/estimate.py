@@ -50,31 +50,10 @@ class Pair:
         return (self.target.cache + (self.head.cache if self.head else 0)) // self.tp
 
     @property
-    def target_output(self) -> int:
-        """Bytes of the target's output projection."""
-        return output_of(self.target.weights)
-
-    @property
-    def head_output(self) -> int:
-        """Bytes of the projection to the head's logits: the head's own, or the target's."""
-        return output_of(self.head.weights) if self.head and self._has_own_output else self.target_output
-
-    @property
-    def numbers_of_outputs(self) -> tuple[float, float]:
-        """Numbers in the output projections of target and head."""
-        size = jnp.dtype(self.dtype).itemsize
-        target = output_of(self.target.dense)
-        return target / size, (output_of(self.head.dense) if self.head and self._has_own_output else target) / size
-
-    @property
-    def _has_own_output(self) -> bool:
-        """Whether the head has an output projection of its own, which a small model always has."""
-        return isinstance(self.head_config, DraftModelConfig) or bool(self.head and self.head.weights.output)
-
-
-def output_of(weights: Weights) -> int:
-    """Bytes of a target's output projection, which may be its embedding."""
-    return weights.output or weights.embedding
+    def head_projects(self) -> ModelSize:
+        """Whose output projection makes the head's logits: the head, as a small model always does, or the target."""
+        is_own = isinstance(self.head_config, DraftModelConfig) or (self.head and self.head.weights.output)
+        return self.head if self.head and is_own else self.target
 
 
 def pair(
@@ -167,13 +146,13 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
     and on-chip memory are free, and so are arrays of a few rows (norms, embeddings, the committed keys).
     """
     nodes, size = tree.num_draft_tokens, jnp.dtype(models.dtype).itemsize
-    target, (outputs, head_outputs) = models.target, models.numbers_of_outputs
+    target = models.target
     moved: dict[str, float] = {
-        "target weights": target.weights.layers + models.target_output,
+        "target weights": target.weights.layers + target.weights.projection,
         "target cache": batch * context * target.cache,
     }
     logits = batch * nodes * target.config.vocab_size
-    operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * outputs
+    operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * target.dense.projection / size
     if tree.num_steps:
         head, steps, beam = models.head, tree.of_head.num_steps, tree.topk
         if head is None or models.head_config is None:
@@ -187,11 +166,11 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
         biases = config.markov_rank * config.layer.vocab_size * size if isinstance(config, DSparkConfig) else 0  # again per level
         moved |= {
             "head weights": further * biases + forwards * head.weights.layers + head.weights.fusion,
-            "head logits' weights": (forwards if steps else 0) * models.head_output,
+            "head logits' weights": (forwards if steps else 0) * models.head_projects.weights.projection,
             "head cache": forwards * batch * context * head.cache,
         }
         logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
-        operations += _operations(head, rows, context, size) + 2.0 * drafted * head_outputs
+        operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_projects.dense.projection / size
         operations += 2.0 * batch * (tree.num_steps + 1) * head.dense.fusion / size
     moved["logits"] = 2 * LOGIT_BYTES * logits
     return CycleCost({name: count / models.tp for name, count in moved.items()}, operations / models.tp)

@@ -44,6 +44,11 @@ class Weights:
     """Everything else, read by every forward."""
 
     @property
+    def projection(self) -> int:
+        """The output projection, which may be the embedding."""
+        return self.output or self.embedding
+
+    @property
     def total(self) -> int:
         return self.embedding + self.output + self.fusion + self.layers
 

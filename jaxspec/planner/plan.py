@@ -54,33 +54,27 @@ class Plan:
         """True if the batch fits, with the context of each request and the cycle's temporaries."""
         return self.memory.requests(self.context) >= self.batch and self.temporaries <= self.memory.left_free
 
-    @property
-    def milliseconds(self) -> dict[str, float]:
-        """The time model's forecast for a greedy cycle and a plain step, or the latter only: the times that are shown."""
-        return totals(self.modelled)
+    def milliseconds(self, kind: int = 0) -> dict[str, float]:
+        """The time model's forecast for a cycle and a plain step, or the latter only; greedy ones are the times that are shown."""
+        return {name: sum(parts.values()) for name, parts in self.modelled(kind).items()}
 
     @property
     def forecast(self) -> float:
         """The first of them: of a cycle, or of a plain step if the tree is plain."""
-        return next(iter(self.milliseconds.values()))
+        return next(iter(self.milliseconds().values()))
 
     @property
     def break_even(self) -> float:
         """The accept length at which speculation is as fast as plain decoding, by that forecast."""
-        cycle, *plain = self.milliseconds.values()
+        cycle, *plain = self.milliseconds().values()
         return cycle / plain[0] if plain else 1.0
 
     def speed(self, accept_length: float) -> float:
         """Tokens per second of all requests together, by that forecast."""
         return 1e3 * self.batch * accept_length / self.forecast
 
-    @property
-    def modelled(self) -> dict[str, dict[str, float]]:
-        """The time model's parts in milliseconds, of a greedy cycle and a plain step."""
-        return self.modelled_for(0)
-
-    def modelled_for(self, kind: int) -> dict[str, dict[str, float]]:
-        """`modelled` of cycles of another kind (decoding.settings.SamplingKind)."""
+    def modelled(self, kind: int = 0) -> dict[str, dict[str, float]]:
+        """The time model's parts in milliseconds, of a cycle of this kind (decoding.settings.SamplingKind) and a plain step."""
         counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.tree)
         trees = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
         load = self.batch, self.context, self.gpu, counts, self.copy_speed
@@ -132,9 +126,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "plain_step": limits(plan.plain, gpu),
         "time_model": {
             "is_a_measurement": False,
-            "milliseconds": plan.modelled,
-            "together": plan.milliseconds,
-            "by_sampling": {name: totals(plan.modelled_for(kind)) for kind, name in enumerate(SAMPLING)},
+            "milliseconds": plan.modelled(),
+            "together": plan.milliseconds(),
+            "by_sampling": {name: plan.milliseconds(kind) for kind, name in enumerate(SAMPLING)},
             "break_even_accept_length": plan.break_even,
             "tokens_per_second": {f"{length:g}": plan.speed(length) for length in plan.accept_lengths},
             "assumed": constants(gpu, plan.copy_speed),
@@ -142,11 +136,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "break_even_accept_length": bound / plan.plain.seconds(gpu),
         "tokens_per_second": {f"{length:g}": plan.batch * length / bound for length in plan.accept_lengths},
     }
-
-
-def totals(modelled: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Milliseconds of whole cycles."""
-    return {name: sum(parts.values()) for name, parts in modelled.items()}
 
 
 def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:

@@ -13,7 +13,6 @@ MOST_FOR_JAX = 0.95
 
 
 def show(plan: Plan, *, with_details: bool = False) -> str:
-    """The plan as text."""
     more = details(plan) if with_details else ["--details shows what these are made of: memory, the parts of the time, launches."]
     return "\n\n".join([verdict(plan), answer_table(plan), "\n".join(notes(plan)), *more])
 
@@ -53,7 +52,6 @@ def advice(plan: Plan) -> str:
 
 
 def answer_table(plan: Plan) -> str:
-    """Memory, times and speeds."""
     memory, models, head = plan.memory, plan.models, plan.models.head_config
     number = f"{plan.batch} request{'s' * (plan.batch > 1)}"
     per_token = f"{memory.cache_per_token / 1024:g} KiB per token"
@@ -63,7 +61,7 @@ def answer_table(plan: Plan) -> str:
         [f"tokens in the cache, {per_token}", f"{memory.tokens:,}"],
         [f"requests of {plan.context:,} tokens in the cache", f"{memory.requests(plan.context):,}"],
     ]
-    times = list(plan.milliseconds.values())
+    times = list(plan.milliseconds().values())
     if plan.tree.num_steps:
         rows += [
             [f"cycle of {number}, tree {plan.tree}", shown(times[0])],
@@ -116,5 +114,4 @@ def requests_of(number: int, context: int) -> str:
 
 
 def gpus(plan: Plan) -> str:
-    """In words."""
     return f"{plan.models.tp} {plan.gpu.name}" if plan.models.tp > 1 else f"one {plan.gpu.name}"

@@ -149,18 +149,15 @@ def time_model(
     """The parts of a cycle's time in milliseconds, in the order of their names below; their sum is the cycle's.
 
     Args:
-        models: Target and head.
-        tree: The tree; plain decoding needs no head.
         batch: Requests. The model is meant for a few rows: large products are taken to reach the data sheet's peak.
         context: Committed tokens of each request.
-        gpu: Its bandwidth is the data sheet's.
-        counts: Launches; None: the defaults of LaunchCounts.
+        counts: None: the defaults of LaunchCounts.
         copy_speed: Bytes per second of a copy measured on the device; None: COPY_SHARE of the bandwidth.
         kind: A decoding.settings.SamplingKind, 0: greedy.
         in_graph: The cycle is a CUDA graph; else the host launches each kernel, and what it takes longer than the GPU is a part.
         nodes: Machines that the GPUs are in.
 
-    Raises ValueError if the tree needs a head and there is none.
+    Raises ValueError if the tree needs a head, as all but the plain one do, and there is none.
     """
     cost = cycle_cost(models, tree, batch, context)
     head, levels = models.head_config if tree.num_steps else None, tree.of_head.num_steps

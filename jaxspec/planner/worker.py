@@ -44,7 +44,6 @@ from jaxspec.planner.models import read_head, read_target
 
 
 def main() -> None:
-    """Runs the request from standard input."""
     request = json.load(sys.stdin)
     answers = list(compile_all(request))
     (Path(request["scratch"]) / ANSWERS).write_text(json.dumps(answers))
@@ -65,8 +64,6 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Described(Placement):
-    """Devices that are only described."""
-
     described: Mesh | None = None
 
     @property

@@ -68,7 +68,6 @@ def add_data_options(parser: Parser) -> None:
 
 
 def add_settings(parser: Parser, names: Collection[str]) -> None:
-    """Some fields of TrainSettings."""
     add = parser.add_argument_group("head").add_argument
     for field in fields(TrainSettings):
         if field.name not in names:
@@ -80,7 +79,6 @@ def add_settings(parser: Parser, names: Collection[str]) -> None:
 
 
 def overview() -> str:
-    """Every command with one line."""
     lines = [f"usage: {PROG} {{{','.join(COMMANDS)}}} --model-path NAME [options]", "", "commands:"]
     lines += [f"  {name:<5} {about}" for name, about in COMMANDS.items()]
     lines += ["", EXAMPLES["run"], "", f"`{PROG} COMMAND --help` lists the options of a command. {GOES_ON}"]
@@ -88,7 +86,6 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())

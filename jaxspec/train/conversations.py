@@ -138,11 +138,8 @@ class Writer:
             return None
 
     def _write(self, script: Sequence[Message] | None, chance: random.Random) -> Writing[Conversation | None]:
-        """One conversation, up to its last good answer; turns that repeat themselves or break off end it.
-
-        Args:
-            script: what its users say; None: the target invents that.
-        """
+        """One conversation, up to its last good answer; turns that repeat themselves or break off end it. `script`: what its users
+        say; None: the target invents that."""
         settings = self._settings
         said = deque(message for message in script or () if message["role"] != ASSISTANT)
         messages: list[Message] = []
@@ -293,7 +290,6 @@ def _text_of(content: Any) -> str:
 
 
 def user_says(text: str) -> Message:
-    """One message."""
     return {"role": USER, "content": text}
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jaxspec.commands.workbench import run
+from jaxspec.commands.workbench import count_equal, run
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -60,7 +60,7 @@ def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | N
         run(engine_for(trial, target, head, tokenizer, tree), trial.prompts, params),
         run(engine_for(trial, target, None, tokenizer, PLAIN), trial.prompts, params),
     ]
-    return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
+    return count_equal(*(each.tokens for each in both))
 
 
 def engine_for(trial: Trial, target: LoadedTarget, head: LoadedHead | None, tokenizer: Tokenizer | None, tree: TreeShape) -> Engine:
@@ -87,12 +87,7 @@ def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:
-    """A README.md for the head: how it was made, and what was measured.
-
-    Args:
-        facts: rows of the first table, by their titles.
-        lengths: accept lengths by tree and temperature.
-    """
+    """A README.md for the head: how it was made, `facts` by their titles, and accept lengths by tree and temperature."""
     trees = list(dict.fromkeys(tree for tree, _ in lengths))
     temperatures = sorted({temperature for _, temperature in lengths})
     lines = [f"# A draft head for {name}", "", "| | |", "|---|---|", *(f"| {title} | {value} |" for title, value in facts.items())]

@@ -167,7 +167,6 @@ class Trainer:
         self._lessons = Lessons(partial(self._programs.teach, self._frozen), len(self.rows.tokens))
 
     def learn(self) -> Unrolled:
-        """One step."""
         numbers = batch(len(self.rows.tokens), self.settings.rows, self.step, self.settings.seed)
         rows = self._by_devices(jax.tree.map(lambda part: part[numbers], self.rows))
         lesson = self._by_devices(self._lessons.of(numbers, rows))
@@ -267,7 +266,9 @@ class Trainer:
         Raises ValueError if the loss becomes infinite or NaN. Earlier checkpoints stay.
         """
         saved = started = time.monotonic()
-        first, evaluated = self.step, self._evaluated()
+        first, file = self.step, self.work / EVALUATED
+        # A run that was killed during an evaluation starts by repeating it.
+        evaluated = json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
         recent: list[float] = []
         bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
         with bar, (self.work / "log.jsonl").open("a") as log:
@@ -298,11 +299,6 @@ class Trainer:
                 bar.update()
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
 
-    def _evaluated(self) -> int:
-        """The last step whose evaluation finished. A run that was killed during an evaluation starts by repeating it."""
-        file = self.work / EVALUATED
-        return json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
-
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)
 
@@ -319,7 +315,6 @@ def begun_run(work: Path) -> dict[str, Any] | None:
 
 
 def describe(config: HeadConfig, params: dict) -> str:
-    """One line about a head."""
     count = sum(array.size for array in jax.tree.leaves(params))
     return f"{config.algorithm} head, {count / 1e6:.1f} M parameters, draft vocabulary {config.draft_vocab_size or 'as the target'}"
 

@@ -106,7 +106,6 @@ def metadata(rows: Rows, step: int) -> AttentionMetadata:
 
 
 def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
-    """Runs the target over a batch."""
     out = target(jnp.asarray(rows.tokens), metadata(rows, 0), capture=captured_layers)
     flat, whole = _chunks((out.hidden,))
     return Lesson(out.features, out.hidden, whole(jax.lax.map(lambda chunk: jnp.argmax(target.logits(*chunk), -1), flat)))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import acceptance
-from benchmarks.load import Load
+from jaxspec.commands.workbench import Pass
 from jaxspec.config import TreeShape
 
 
@@ -15,7 +15,7 @@ def test_every_node_count_has_its_chain_and_trees():
 
 
 def test_rates_are_counted_by_hand():
-    load = Load(tokens=[(1, 2, 3, 4, 5, 6, 7, 8)], accept_lengths=[(3, 1, 2, 1)])  # the last was cut
+    load = Pass(tokens=[(1, 2, 3, 4, 5, 6, 7, 8)], accept_lengths=[(3, 1, 2, 1)])  # the last was cut
     found = acceptance.describe(TreeShape(2, 2, 4), load, load)
     assert found["accept_length"] == 2.0
     assert found["accepted_at_depth"] == pytest.approx([2 / 3, 1 / 3])
@@ -25,7 +25,7 @@ def test_rates_are_counted_by_hand():
 
 
 def test_kinds_of_prompts_are_apart():
-    load = Load(tokens=[(1,)] * 4, accept_lengths=[(3, 1, 9), (1, 9), (2, 9), (9,)])
+    load = Pass(tokens=[(1,)] * 4, accept_lengths=[(3, 1, 9), (1, 9), (2, 9), (9,)])
     found = acceptance.describe(TreeShape(2, 2, 4), load, load, ["code", "lists", "code", "lists"])
     assert found["kinds"] == {"code": 2.0, "lists": 1.0}
     assert acceptance.by_kind([found]).splitlines()[-2:] == ["| code           |  2.00 |", "| lists          |  1.00 |"]

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.load import Load, alternate, check_nothing_compiled, parts_of, side_by_side
+from benchmarks.load import alternate, check_nothing_compiled, parts_of, side_by_side
 from benchmarks.options import BenchmarkError
 from jaxspec.commands.common import table
-from jaxspec.commands.workbench import CompilationCounter
+from jaxspec.commands.workbench import CompilationCounter, Pass
 
 
 def test_parts_are_whole_and_hold_every_request():
@@ -20,9 +20,9 @@ def test_parts_are_whole_and_hold_every_request():
 def test_order_turns_from_part_to_part_and_from_round_to_round():
     ran = []
 
-    def run_part(way: str, part: range) -> Load:
+    def run_part(way: str, part: range) -> Pass:
         ran.append(way + str(part.start))
-        return Load(seconds=1.0, tokens=[(1, 2)])
+        return Pass(seconds=1.0, tokens=[(1, 2)])
 
     for number in (0, 1):
         loads = side_by_side(["a", "b"], parts_of(2, 1), run_part, number)
@@ -31,8 +31,8 @@ def test_order_turns_from_part_to_part_and_from_round_to_round():
 
 
 def test_loads_in_a_row_are_one_load():
-    first = Load(2.0, [(1, 2), (3,)], [(2,), (1,)], 0.001, 0.004, 0.010, 1)
-    second = Load(1.0, [(4, 5, 6)], [(3,)], 0.004, 0.002, 0.080, 2)
+    first = Pass(2.0, [(1, 2), (3,)], [(2,), (1,)], 0.001, 0.004, 0.010, 1)
+    second = Pass(1.0, [(4, 5, 6)], [(3,)], 0.004, 0.002, 0.080, 2)
     both = first + second
     assert both.seconds == 3.0 and both.cycles == 3
     assert both.tokens == [(1, 2), (3,), (4, 5, 6)] and both.accept_lengths[2] == (3,)

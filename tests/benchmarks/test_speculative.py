@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import speculative, tuning
-from benchmarks.load import Load
 from benchmarks.options import RESULTS
 from benchmarks.speculative_tables import config_file, notes, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, why_not
 from jaxspec.commands.serve_options import parse_arguments
+from jaxspec.commands.workbench import Pass
 from jaxspec.config import TreeShape
 
 CHAIN, WIDE, SHORT = TreeShape(3, 1, 4), TreeShape(3, 4, 8), TreeShape(1, 1, 2)
 
 
-def passes(*seconds: float) -> list[Load]:
+def passes(*seconds: float) -> list[Pass]:
     """Runs that gave 100 tokens in these times."""
-    return [Load(seconds=each, tokens=[tuple(range(100))]) for each in seconds]
+    return [Pass(seconds=each, tokens=[tuple(range(100))]) for each in seconds]
 
 
 def confirmed(tree: TreeShape, speed_up: float) -> dict:

@@ -60,7 +60,7 @@ def test_questions_are_asked_one_after_another():
     bench._answers = lambda chats, max_tokens: [f"{len(chats)}: {chat.messages[-1]['content']}"[:max_tokens] for chat in chats]
     given = PromptSet("a file", ["alone", Turns(["a", "b"]), Turns(["c"]), Turns(["d", "e", "f"])], ["x", "y", "z", "z"])
     asked = bench.ask(given, 4)
-    assert asked.kinds == ["x", "y", "y", "z", "z", "z", "z"] and asked.ends and bench.ask(asked, 4) is asked
+    assert asked.kinds == ["x", "y", "y", "z", "z", "z", "z"] and bench.ask(asked, 4) is asked
     a, c, d = (Chat([{"role": "user", "content": each}]) for each in "acd")
     e = d.then("2: d", "e")
     assert asked.prompts == ["alone", a, a.then("2: a", "b"), c, d, e, e.then("1: e", "f")]
