@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -93,6 +94,21 @@ def test_a_bad_value_is_refused_by_name(field, value):
         SamplingParams(**{field: value})
     message = str(refusal.value)
     assert message.startswith(f"{field} ") and len(message) < 250
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_tokens", "5", "got '5'"),
+        ("temperature", 1e-6, "0 (greedy) or at least"),
+        ("stop", ["a"] * 33, "up to 32 strings"),
+        ("stop_token_ids", list(range(13)), "up to 12"),
+    ],
+    ids=shown,
+)
+def test_a_refusal_says_what_was_given_or_what_would_do(field, value, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in GOOD.items() for value in values], ids=shown)
