@@ -19,7 +19,6 @@ from jaxspec.server.kv_events import ENDPOINT, KvEventsConfig, Publisher, block_
 PAGE_SIZE = 4
 TIMEOUT = 20_000
 """Milliseconds."""
-ON = {"enable_kv_cache_events": True}
 
 
 def free_endpoint() -> str:

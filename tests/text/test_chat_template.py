@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -99,6 +99,7 @@ ALTERNATING = st.lists(CONTENTS, min_size=1, max_size=5).map(
 
 
 @given(name=st.sampled_from(sorted(WELL_KNOWN)), messages=st.lists(MESSAGES, min_size=1, max_size=6) | ALTERNATING)
+@example(name="ChatML", messages=[{"role": "user", "content": "{{ 7 * 7 }}"}])
 @settings(max_examples=200)
 def test_the_text_is_that_of_transformers(well_known: dict[str, ChatTemplate], name: str, messages: list[dict[str, str]]):
     try:
