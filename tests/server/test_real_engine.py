@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -18,6 +18,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
+from tests.engine.served import served
 from tests.server.conftest import serving
 from tests.server.fakes import byte_tokenizer
 
@@ -33,12 +34,8 @@ def new_engine() -> Engine:
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     """What the engine makes of PROMPTS, one after the other, without a server."""
-    engine, outputs = new_engine(), []
-    for prompt in PROMPTS:
-        engine.add(GenerationRequest(tuple(prompt.encode()), SamplingParams(max_tokens=LENGTH, temperature=0)))
-        while engine.has_work:
-            outputs += [update.output for update in engine.step() if update.output]
-    return [list(output.token_ids) for output in outputs]
+    engine, greedy = new_engine(), SamplingParams(max_tokens=LENGTH, temperature=0)
+    return [served(engine, GenerationRequest(tuple(prompt.encode()), greedy))[0].output for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +67,9 @@ def test_what_comes_over_http_is_what_the_engine_makes(http: httpx.Client, expec
 
 
 def test_requests_at_once_do_not_change_each_other(http: httpx.Client, expected: list[list[int]]):
-    answers: dict[int, list[int]] = {}
-    threads = [
-        threading.Thread(
-            target=lambda number: answers.update({number: generate(http, PROMPTS[number % 4])["output_ids"]}), args=[n]
-        )
-        for n in range(8)  # more than max_running_requests
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [answers[number] for number in range(8)] == expected * 2
+    with ThreadPoolExecutor(8) as pool:  # more than max_running_requests
+        answers = pool.map(lambda prompt: generate(http, prompt)["output_ids"], PROMPTS * 2)
+    assert list(answers) == expected * 2
 
 
 def complete(http: httpx.Client, **body) -> dict:

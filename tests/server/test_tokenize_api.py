@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -113,13 +114,11 @@ def test_it_works_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyP
         return []
 
     monkeypatch.setattr(tokenize_api, "tokenize_request", slow)
-    threads = [threading.Thread(target=client.post, args=["/tokenize"], kwargs={"prompt": "x"}) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    assert begun.wait(20)
-    time.sleep(0.3)
-    assert client.http.get("/health").status_code == 200
-    assert client.post("/v1/completions", prompt="x", max_tokens=1).status_code == 200  # its threads are others
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor(50) as pool:
+        for _ in range(50):
+            pool.submit(client.post, "/tokenize", prompt="x")
+        assert begun.wait(20)
+        time.sleep(0.3)
+        assert client.http.get("/health").status_code == 200
+        assert client.post("/v1/completions", prompt="x", max_tokens=1).status_code == 200  # its threads are others
+        go_on.set()
