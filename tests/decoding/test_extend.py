@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.extend import catch_up
 from jaxspec.decoding.head_drafter import SlidingWindow
@@ -29,7 +29,7 @@ TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 2, 4)
+TREE = TreeShape(2, 2, 4)
 HEADS = ("EAGLE3", exhaustive("EAGLE"))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
@@ -10,7 +10,6 @@ from jaxspec.testing import engine_target, oracle_head, random_eagle, random_hea
 from tests.engine.served import served, updates_of
 from tests.sets import exhaustive, variants
 
-PLAIN = TreeShape(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
 
 
