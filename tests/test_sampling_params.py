@@ -193,19 +193,11 @@ def test_min_tokens_may_reach_max_tokens_and_not_further():
         SamplingParams(min_tokens=6, max_tokens=5)
 
 
-def test_copies_count_seeds_up():
+def test_copies_count_seeds_up_if_there_is_one():
     params = SamplingParams(n=3, seed=7, temperature=0.5, stop="x", logit_bias={1: 2})
     one = dataclasses.replace(params, n=1)
-    assert params.copies() == [dataclasses.replace(one, seed=seed) for seed in (7, 8, 9)]
-
-
-def test_copies_without_a_seed_have_none():
+    assert params.copies() == [dataclasses.replace(one, seed=seed) for seed in (7, 8, 9)] and one.copies() == [one]
     assert SamplingParams(n=2).copies() == [SamplingParams(), SamplingParams()]
-
-
-def test_one_copy_is_the_request_itself():
-    params = SamplingParams(seed=7)
-    assert params.copies() == [params]
 
 
 @pytest.mark.parametrize("seed", [2**64 - 1, 2**64 - 2])
