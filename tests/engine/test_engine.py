@@ -143,15 +143,6 @@ def test_too_many_stop_tokens_are_refused_at_admission():
     engine.add(GenerationRequest(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True)))
 
 
-def test_duplicate_ids_and_missing_heads_are_refused(fast):
-    fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
-    with pytest.raises(ValueError, match="'a' is in use"):
-        fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
-    updates_of(fast)
-    with pytest.raises(ValueError, match="needs a draft head"):
-        Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
-
-
 @pytest.mark.variants
 def test_nothing_compiles_after_warm_up(caplog):
     small = {"target": engine_target(num_layers=1), "context_length": 64, "prefill_chunk": 2}

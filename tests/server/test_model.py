@@ -47,13 +47,6 @@ def test_without_a_chat_template():
     assert completion.status_code == 200
 
 
-def test_plain_decoding_has_no_speculation_metrics():
-    engine = FakeEngine()
-    engine.tree = PLAIN
-    [completion] = answers(("/v1/completions", {"prompt": "x"}), engine=engine, tree=PLAIN, trees=(PLAIN,))
-    assert completion.status_code == 200 and "metrics" not in completion.json()
-
-
 def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
     bodies = [{"prompt": ["a"] * 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 3}]
     found = answers(*(("/v1/completions", body) for body in bodies), max_completions=3)
