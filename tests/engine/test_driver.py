@@ -137,13 +137,6 @@ def test_calls_of_one_thread_may_be_interleaved(thread):
     assert ["".join(update.text for update in parts if update) for parts in zip(*rounds, strict=True)] == [text(9), text(5)]
 
 
-def test_a_reader_that_waits_does_not_stop_the_others(thread):
-    suspended = iter(Stream(thread, 30))
-    next(suspended)
-    assert Stream(thread, 12).texts() == [text(12)]
-    assert "".join(update.text for update in suspended) == text(30)[1:]
-
-
 def test_aborting_ends_the_requests_of_that_ticket_only(thread, engine):
     engine.allow(1)
     left, kept = Stream(thread, 30, 30), Stream(thread, 8)

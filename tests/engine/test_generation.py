@@ -110,21 +110,6 @@ def test_an_event_loop_that_went_away_is_forgotten(engine: EngineThread, fake: F
     asyncio.run(text_of(engine, [1]))
 
 
-async def test_a_failing_step_fails_its_requests_only(engine: EngineThread, fake: FakeEngine):
-    fake.allow(0)
-    first = asyncio.ensure_future(text_of(engine, [1]))
-    await until(lambda: fake.running == 1)
-    second = asyncio.ensure_future(text_of(engine, [1]))  # comes in after the step that stands
-    await asyncio.sleep(0.02)
-    fake.failures = 1
-    fake.allow(math.inf)
-    with pytest.raises(EngineError, match="failed") as error:
-        await first
-    assert "secret" not in str(error.value)
-    assert await second == SAID
-    assert engine.is_healthy
-
-
 async def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: EngineThread, fake: FakeEngine):
     fake.allow(0)
     first = await start(engine, "a", "b")
