@@ -19,7 +19,7 @@ from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
 from tests.engine.served import served
-from tests.server.conftest import serving
+from tests.server.conftest import CHAT, COMPLETIONS, USER, serving
 from tests.server.fakes import byte_tokenizer
 
 PROMPTS = ["hello", "The quick brown fox jumps over", "x", "def f(x):\n    return"]
@@ -123,13 +123,12 @@ def test_logprobs(http: httpx.Client):
     assert [each[0] for each in entries_of_generate[1:]] == pytest.approx([each[0] for each in entries[1:]], abs=1e-4)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_streamed_logprobs(http: httpx.Client, path: str):
+@pytest.mark.parametrize(
+    ("path", "asked"), [(COMPLETIONS, {"prompt": "x", "logprobs": 1}), (CHAT, {"messages": USER, "logprobs": True})]
+)
+def test_streamed_logprobs(http: httpx.Client, path: str, asked: dict):
     """One entry per token, whenever its text comes."""
-    body: dict = {"max_tokens": LENGTH, "seed": 1, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-    body |= (
-        {"prompt": "x", "logprobs": 1} if "chat" not in path else {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    )
+    body = {"max_tokens": LENGTH, "seed": 1, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}, **asked}
     lines = [line.removeprefix("data: ") for line in http.post(path, json=body).text.split("\n\n")[:-2]]
     *events, last = map(json.loads, lines)
     objects = [event["choices"][0]["logprobs"] or {} for event in events]

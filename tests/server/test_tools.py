@@ -82,11 +82,8 @@ def test_without_tools_or_with_none_calls_are_content(client: Client):
 
 def test_one_call_if_there_shall_be_one(client: Client):
     fields = {"tools": [TOOL, TIME], "parallel_tool_calls": False}
-    assert (
-        functions(ask(client, CALLS, **fields)["message"])
-        == functions(streamed(client, CALLS, **fields)[0])
-        == [("weather", '{"city": "Paris"}')]
-    )
+    for message in (ask(client, CALLS, **fields)["message"], streamed(client, CALLS, **fields)[0]):
+        assert functions(message) == [("weather", '{"city": "Paris"}')]
 
 
 def test_a_call_that_was_cut_off_has_the_reason_of_its_end(client: Client):
@@ -108,12 +105,8 @@ THOUGHTLESS = {"chat_template_kwargs": {"closed": True}}
 def test_required_and_named_calls_follow_their_schemas(client: Client):
     ask(client, CALLS, tools=[TOOL, TIME], tool_choice="required", **THOUGHTLESS)
     form = structure(client)
-    assert (form["type"], form["at_least_one"], form["stop_after_first"], len(form["tags"])) == (
-        "tags_with_separator",
-        True,
-        False,
-        2,
-    )
+    assert (form["type"], len(form["tags"])) == ("tags_with_separator", 2)
+    assert form["at_least_one"] is True and form["stop_after_first"] is False
     assert form["tags"][0]["content"]["json_schema"] == WEATHER and '"weather"' in form["tags"][0]["begin"]
     ask(client, CALLS, tools=[TIME, TOOL], tool_choice=NAMED, **THOUGHTLESS)
     form = structure(client)
