@@ -39,8 +39,8 @@ def test_the_window_is_visible_and_the_pages_of_its_sink(seed, has_window, has_s
     begin inside a page, whose first slots are then visible too."""
     rng = np.random.default_rng(seed)
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
-    window = SlidingWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)) if has_sink else 0)
-    window = window if has_window else None
+    sizes = int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)) if has_sink else 0
+    window = SlidingWindow(*sizes) if has_window else None
     length = rng.integers(1, 9 * page_size + 1, 3)
     seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     is_wide = seen.page_table.shape[1] == table.shape[1]

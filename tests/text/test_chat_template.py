@@ -138,9 +138,8 @@ def test_other_options_are_refused_by_name(name: str):
             template.render(USER, {"enable_thinking": True, name: 1})
         assert (error.value.status, error.value.param) == (400, "chat_template_kwargs")
         assert name[:100] in str(error.value) and len(str(error.value)) < 400
-        assert "its options: content, enable_thinking, reasoning_content" in str(
-            error.value
-        )  # all names that the template may read from outside
+        # All names that the template may read from outside:
+        assert "its options: content, enable_thinking, reasoning_content" in str(error.value)
 
 
 def test_today():
