@@ -207,8 +207,8 @@ def test_a_text_is_the_same_with_and_without_the_tree():
     assert stats.accepted_tokens and stats.prefix_hit_tokens and stats.preemptions
 
 
-def trees_of(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
-    engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
+def trees_of(engine: Engine) -> list[tuple[int, ...]]:
+    engine.add(GenerationRequest(PROMPTS[1], SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
     verifications = [update.verification for update in updates_of(engine)]
     return [each.tree.tokens for each in verifications if each is not None and each.tree is not None]
 
@@ -218,9 +218,9 @@ def test_pages_follow_the_text():
     """However tokens come (one chunk, several, a prefix hit), the head finds the same features, so it drafts the same trees."""
     head, tree = random_block(TARGET.config, causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)
     whole, chunked = (tiny_engine(tree, target=TARGET, head=head, prefill_chunk=chunk) for chunk in (64, 5))
-    trees = trees_of(whole, PROMPTS[1])
-    assert trees and trees_of(chunked, PROMPTS[1]) == trees
-    assert trees_of(whole, PROMPTS[1]) == trees and whole.stats().prefix_hit_tokens > 0
+    trees = trees_of(whole)
+    assert trees and trees_of(chunked) == trees
+    assert trees_of(whole) == trees and whole.stats().prefix_hit_tokens > 0
 
 
 def test_what_a_block_can_not_do_is_refused():
