@@ -207,7 +207,7 @@ class SharedPrograms:
 
     def __init__(self) -> None:
         self.is_on = True
-        self._compiled: dict[Hashable, object] = {}
+        self.compiled: dict[Hashable, object] = {}
 
     def instead_of(self, compile_one):
         """In place of Programs._compile."""
@@ -216,26 +216,23 @@ class SharedPrograms:
             if not self.is_on:
                 return compile_one(programs, program)
             identity = programs.identity(program)
-            if identity not in self._compiled:
-                self._compiled[identity] = compile_one(programs, program)
-            return self._compiled[identity]
+            if identity not in self.compiled:
+                self.compiled[identity] = compile_one(programs, program)
+            return self.compiled[identity]
 
         return shared
-
-    def clear(self) -> None:
-        self._compiled.clear()
 
 
 SHARED_PROGRAMS = SharedPrograms()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
+def shared_programs(compilation_cache) -> Iterator[None]:
     from jaxspec.engine.programs import Programs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "_compile", SHARED_PROGRAMS.instead_of(Programs._compile))
-        yield SHARED_PROGRAMS
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
@@ -253,7 +250,7 @@ def bounded_memory(compilation_cache) -> Iterator[None]:
     if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
         import jax
 
-        SHARED_PROGRAMS.clear()
+        SHARED_PROGRAMS.compiled.clear()
         jax.clear_caches()
         gc.collect()
 

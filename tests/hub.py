@@ -48,9 +48,6 @@ def running_hub() -> Iterator[Hub]:
         def log_message(self, *_: object) -> None:
             pass
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path).strip("/")
             if path.startswith("api/models/"):
@@ -59,6 +56,8 @@ def running_hub() -> Iterator[Hub]:
             else:
                 owner, name, _, revision, file = path.split("/", 4)
                 self.file(f"{owner}/{name}", revision, file)
+
+        do_HEAD = do_GET
 
         def refused(self, name: str, revision: str) -> bool:
             """Answers as the Hub does where something is not there or not open to everybody."""

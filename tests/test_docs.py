@@ -26,13 +26,8 @@ def definitions(path: Path) -> set[str]:
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
-            names |= {
-                f"{node.name}.{target.attr}"
-                for statement in ast.walk(node)
-                if isinstance(statement, ast.Assign)
-                for target in statement.targets
-                if isinstance(target, ast.Attribute)
-            }
+            attributes = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+            names |= {f"{node.name}.{each.attr}" for each in attributes if isinstance(each.ctx, ast.Store)}
     return names
 
 

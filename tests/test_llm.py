@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
+from jaxspec.config import PLAIN
 from jaxspec.demo.corpus import heldout_prompts
 from jaxspec.llm import _as_list
 from jaxspec.load import ending_with
@@ -42,7 +43,7 @@ def small_llm(**options) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return small_llm(tree=TreeShape(num_steps=0))
+    return small_llm(tree=PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -92,26 +93,24 @@ def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
         llm.generate("text")
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate([5], SamplingParams(stop="x"))
-    assert LLM(model).engine.tree == TreeShape(num_steps=0)  # a model of one's own without a head decodes plainly
+    assert LLM(model).engine.tree == PLAIN  # a model of one's own without a head decodes plainly
 
 
 def test_impossible_combinations_are_refused(tmp_path):
     model = write_target(tmp_path / "target", tiny_target())
-    with pytest.raises(ValueError, match="5/4/8 needs a draft head"):
-        LLM(model, tree=TreeShape())
-    with pytest.raises(ValueError, match="dtype must be auto"):
-        LLM(model, dtype="int8")
-    with pytest.raises(ValueError, match=r"a draft tree is num_steps/topk/num_draft_tokens.*got '5-4-8'"):
-        LLM(model, tree="5-4-8")
-    with pytest.raises(ValueError, match=r"the token map map\.json needs a draft head to work on: give draft"):
-        LLM(model, token_map="map.json")
-    with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
-        LLM(model, tree=TreeShape(num_steps=0), token_map="map.json")
-    with pytest.raises(ValueError, match=r"drafts nothing: leave out draft$"):
-        LLM(model, model, TreeShape(num_steps=0))
-    for option in ({"adaptive": True}, {"draft_window_size": 8, "draft_sink_size": 4}, {"accept_threshold_acc": 0.5}):
-        with pytest.raises(ValueError, match=f"^{next(iter(option))} needs a draft head"):
-            LLM(model, **option)
+    for options, message in (
+        ({"tree": TreeShape()}, "5/4/8 needs a draft head"),
+        ({"dtype": "int8"}, "dtype must be auto"),
+        ({"tree": "5-4-8"}, r"a draft tree is num_steps/topk/num_draft_tokens.*got '5-4-8'"),
+        ({"token_map": "map.json"}, r"the token map map\.json needs a draft head to work on: give draft"),
+        ({"tree": PLAIN, "token_map": "map.json"}, "drafts nothing: leave out token_map"),
+        ({"tree": PLAIN, "draft": model}, r"drafts nothing: leave out draft$"),
+        ({"adaptive": True}, "^adaptive needs a draft head"),
+        ({"draft_window_size": 8, "draft_sink_size": 4}, "^draft_window_size needs a draft head"),
+        ({"accept_threshold_acc": 0.5}, "^accept_threshold_acc needs a draft head"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LLM(model, **options)
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
         LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), TreeShape(1, 65, 9))
     with pytest.raises(ValueError, match="does not exist: give a directory"):

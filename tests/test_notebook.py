@@ -26,17 +26,6 @@ SECTIONS = (
 """SGLang's."""
 
 
-def run(cells: list[dict]) -> list[str]:
-    """What each code cell prints."""
-    names: dict = {}
-    printed = []
-    for cell in cells:
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec("".join(cell["source"]), names)
-        printed.append(out.getvalue())
-    return printed
-
-
 def test_it_has_the_sections_of_sglangs_document():
     """Each with a server, a client, and what the answer was."""
     cells = json.loads(NOTEBOOK.read_text())["cells"]
@@ -68,7 +57,12 @@ def main() -> None:
     notebook = json.loads(NOTEBOOK.read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     sys.path += [str(folder) for folder in CLIENTS[-1:]]
-    printed = run(cells)
+    names: dict = {}
+    printed = []
+    for cell in cells:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec("".join(cell["source"]), names)
+        printed.append(out.getvalue())
     print(json.dumps(printed))
     if "--write" in sys.argv:
         for number, (cell, text) in enumerate(zip(cells, printed, strict=True), 1):

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -95,6 +96,21 @@ def test_a_bad_value_is_refused_by_name(field, value):
     assert message.startswith(f"{field} ") and len(message) < 250
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_tokens", "5", "got '5'"),
+        ("temperature", 1e-6, "0 (greedy) or at least"),
+        ("stop", ["a"] * 33, "up to 32 strings"),
+        ("stop_token_ids", list(range(13)), "up to 12"),
+    ],
+    ids=shown,
+)
+def test_a_refusal_says_what_was_given_or_what_would_do(field, value, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        SamplingParams(**{field: value})
+
+
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in GOOD.items() for value in values], ids=shown)
 def test_a_good_value_is_taken(field, value):
     SamplingParams(**{field: value})
@@ -177,19 +193,11 @@ def test_min_tokens_may_reach_max_tokens_and_not_further():
         SamplingParams(min_tokens=6, max_tokens=5)
 
 
-def test_copies_count_seeds_up():
+def test_copies_count_seeds_up_if_there_is_one():
     params = SamplingParams(n=3, seed=7, temperature=0.5, stop="x", logit_bias={1: 2})
     one = dataclasses.replace(params, n=1)
-    assert params.copies() == [dataclasses.replace(one, seed=seed) for seed in (7, 8, 9)]
-
-
-def test_copies_without_a_seed_have_none():
+    assert params.copies() == [dataclasses.replace(one, seed=seed) for seed in (7, 8, 9)] and one.copies() == [one]
     assert SamplingParams(n=2).copies() == [SamplingParams(), SamplingParams()]
-
-
-def test_one_copy_is_the_request_itself():
-    params = SamplingParams(seed=7)
-    assert params.copies() == [params]
 
 
 @pytest.mark.parametrize("seed", [2**64 - 1, 2**64 - 2])

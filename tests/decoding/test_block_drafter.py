@@ -24,6 +24,7 @@ from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_block, tiny_engine
+from tests.engine.served import served, updates_of
 from tests.reference import FIXTURES
 from tests.sets import exhaustive
 
@@ -38,13 +39,6 @@ KINDS = [
     {"temperature": 0.8, "seed": 3},
     {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4},
 ]
-HEADS = {
-    "one window": {"layer": {"num_layers": 1}, "causal": (False,), "windows": (9,)},
-    "DFlash": {},
-    "windows": {"causal": (True, False), "windows": (9, 7)},
-    "JetSpec": {"causal": (True, True)},
-    "DSpark": {"markov_rank": 4},
-}
 
 
 # Beside the authors' code
@@ -197,17 +191,15 @@ def run(engine: Engine, *trees: TreeShape, max_tokens: int = 40) -> list[list[in
     """The texts of all prompts and kinds, each again with these trees of the engine."""
     params = [SamplingParams(max_tokens=max_tokens, **kind) for kind in KINDS]
     asked = [GenerationRequest(prompt, each, tree=tree) for tree in (None, *trees) for prompt in PROMPTS for each in params]
-    requests = [engine.add(each) for each in asked]
-    while engine.has_work:
-        engine.step()
-    return [request.output for request in requests]
+    return [request.output for request in served(engine, *asked)]
 
 
 @pytest.mark.variants
 def test_a_text_is_the_same_with_and_without_the_tree():
     """Again with the first time's pages in the cache, and where requests are preempted. One layer compiles fastest."""
     target, options = engine_target(num_layers=1), {"num_pages": 16, "context_length": 60, "request_trees": (PLAIN,)}
-    engine = tiny_engine(TreeShape(4, 2, 7), target=target, head=random_block(target.config, **HEADS["one window"]), **options)
+    head = random_block(target.config, layer={"num_layers": 1}, causal=(False,), windows=(9,))
+    engine = tiny_engine(TreeShape(4, 2, 7), target=target, head=head, **options)
     for _ in range(2):
         drafted, plain = np.split(np.array(run(engine, PLAIN, max_tokens=24)), 2)
         assert drafted.tolist() == plain.tolist()
@@ -215,24 +207,20 @@ def test_a_text_is_the_same_with_and_without_the_tree():
     assert stats.accepted_tokens and stats.prefix_hit_tokens and stats.preemptions
 
 
-def trees_of(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
-    engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
-    updates = []
-    while engine.has_work:
-        updates += engine.step()
-    return [
-        each.verification.tree.tokens for each in updates if each.verification is not None and each.verification.tree is not None
-    ]
+def trees_of(engine: Engine) -> list[tuple[int, ...]]:
+    engine.add(GenerationRequest(PROMPTS[1], SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
+    verifications = [update.verification for update in updates_of(engine)]
+    return [each.tree.tokens for each in verifications if each is not None and each.tree is not None]
 
 
 @pytest.mark.variants
 def test_pages_follow_the_text():
     """However tokens come (one chunk, several, a prefix hit), the head finds the same features, so it drafts the same trees."""
-    head, tree = random_block(TARGET.config, **HEADS["windows"]), TreeShape(5, 3, 12)
+    head, tree = random_block(TARGET.config, causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)
     whole, chunked = (tiny_engine(tree, target=TARGET, head=head, prefill_chunk=chunk) for chunk in (64, 5))
-    trees = trees_of(whole, PROMPTS[1])
-    assert trees and trees_of(chunked, PROMPTS[1]) == trees
-    assert trees_of(whole, PROMPTS[1]) == trees and whole.stats().prefix_hit_tokens > 0
+    trees = trees_of(whole)
+    assert trees and trees_of(chunked) == trees
+    assert trees_of(whole) == trees and whole.stats().prefix_hit_tokens > 0
 
 
 def test_what_a_block_can_not_do_is_refused():

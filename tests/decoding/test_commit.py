@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.commit import advance, commit
-from jaxspec.decoding.settings import neutral_settings
 from jaxspec.decoding.state import Batch, Sequences, Sizes, State, empty_state, gather, put_sequences
 from jaxspec.decoding.verify import RUNNING, STOPPED, Accepted, Verified
 from jaxspec.testing import tiny_config
@@ -69,4 +68,3 @@ def test_rows_of_other_requests_stay_as_they_are():
     after = put_sequences(state, one, changed).sequences
     assert after.length.tolist() == [0, 8, 2]
     assert (after.numbers[:, 1:] == before[:, 1:]).all()
-    assert neutral_settings(2).kind.tolist() == [0, 0]

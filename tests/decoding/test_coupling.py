@@ -52,13 +52,11 @@ KINDS = {
 def heads() -> dict[str, tuple[Models, DraftHead]]:
     """One with the target's vocabulary, one with its own."""
     target = engine_target(vocab_size=VOCAB)
-    found = {}
-    for name, head in {"whole": random_eagle(target.config), "own": random_head(target.config, draft_vocab_size=40)}.items():
-        if name == "own":  # not the first tokens in order
-            ids = np.random.default_rng(0).permutation(VOCAB)[: len(head.params["draft_to_target"])]
-            head = dataclasses.replace(head, params=head.params | {"draft_to_target": jnp.asarray(ids, jnp.int32)})
-        found[name] = models_of(target, head), head.merge(head.params)
-    return found
+    own = random_head(target.config, draft_vocab_size=40)
+    ids = np.random.default_rng(0).permutation(VOCAB)[: len(own.params["draft_to_target"])]  # not the first tokens in order
+    own = dataclasses.replace(own, params=own.params | {"draft_to_target": jnp.asarray(ids, jnp.int32)})
+    both = {"whole": random_eagle(target.config), "own": own}
+    return {name: (models_of(target, head), head.merge(head.params)) for name, head in both.items()}
 
 
 def running(params: SamplingParams) -> State:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.extend import catch_up
 from jaxspec.decoding.head_drafter import SlidingWindow
@@ -29,7 +29,7 @@ TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 2, 4)
+TREE = TreeShape(2, 2, 4)
 HEADS = ("EAGLE3", exhaustive("EAGLE"))
 
 
@@ -81,12 +81,8 @@ def assert_close(found: Any, expected: Any, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
 
 
-def target_cache(state: State) -> tuple[KeysValues, ...]:
-    return state.cache
-
-
-def draft_cache(state: State) -> tuple[KeysValues, ...]:
-    return state.draft.cache
+def caches(state: State) -> dict[str, tuple[KeysValues, ...]]:
+    return {"target": state.cache, "draft": state.draft.cache}
 
 
 def with_caches(state: State, change) -> State:
@@ -97,9 +93,9 @@ def with_caches(state: State, change) -> State:
 
 def assert_same_caches(found: State, expected: State, length: int) -> None:
     """Target slots 0 .. length - 1 and head slots 1 .. length; all others were never written."""
-    for of, slots in ((target_cache, range(length)), (draft_cache, range(1, length + 1))):
-        left, right = flat(of(found)), flat(of(expected))
-        assert_close(left[slots], right[slots], of.__name__)
+    for name, slots in {"target": range(length), "draft": range(1, length + 1)}.items():
+        left, right = flat(caches(found)[name]), flat(caches(expected)[name])
+        assert_close(left[slots], right[slots], name)
         assert np.isnan(np.delete(left, slots, 0)).all() and np.isnan(np.delete(right, slots, 0)).all()
 
 
@@ -134,9 +130,8 @@ def test_a_prefix_hit_leaves_what_prefilling_the_whole_prompt_leaves(algorithm, 
     hit = compiled(prefill, algorithm)(state, chunk)
     assert hit.report.tolist() == whole.report.tolist()
     assert_same(hit.state, whole.state)
-    for of in (target_cache, draft_cache):  # shared pages belong to others too
-        before, after = flat(of(state))[:cached], flat(of(hit.state))[:cached]
-        assert np.array_equal(before, after, equal_nan=True)
+    for before, after in zip(caches(state).values(), caches(hit.state).values(), strict=True):  # shared pages belong to others too
+        assert np.array_equal(flat(before)[:cached], flat(after)[:cached], equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 17])

@@ -72,11 +72,6 @@ def test_filters_keep_what_numpy_keeps(seed):
             assert (found[row, node] == kept(softmax(np.asarray(scaled)[row, node] / each.temperature), each)).all()
 
 
-def test_equally_likely_tokens_come_in_order_of_their_ids():
-    found = filtered(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
-    assert np.flatnonzero(np.isfinite(found[0, 0])).tolist() == [0, 1, 2]
-
-
 def test_the_docstrings_example():
     logits = jnp.log(jnp.array([[[0.15, 0.5, 0.05, 0.3]]]))
     for filters, kept_ids in (

@@ -32,14 +32,15 @@ def slots_left(length: int, page_size: int, window: SlidingWindow | None) -> lis
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 7])
-@pytest.mark.parametrize("has_sink", [False, True])
+@pytest.mark.parametrize(("has_window", "has_sink"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_window_is_visible_and_the_pages_of_its_sink(seed, has_sink, page_size):
-    """Exactly, without a sink. With one, stretches are whole pages: the window may begin inside a page, whose first slots are then
-    visible too."""
+def test_the_window_is_visible_and_the_pages_of_its_sink(seed, has_window, has_sink, page_size):
+    """Exactly, without a sink; without a window all slots but the first. With a sink, stretches are whole pages: the window may
+    begin inside a page, whose first slots are then visible too."""
     rng = np.random.default_rng(seed)
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
-    window = SlidingWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)) if has_sink else 0)
+    sizes = int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)) if has_sink else 0
+    window = SlidingWindow(*sizes) if has_window else None
     length = rng.integers(1, 9 * page_size + 1, 3)
     seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     is_wide = seen.page_table.shape[1] == table.shape[1]
@@ -51,13 +52,6 @@ def test_the_window_is_visible_and_the_pages_of_its_sink(seed, has_sink, page_si
         elif not is_wide:  # a table that is hardly longer than the window is left as it is: everything is visible
             begin = max(int(length[row]) - window.size, 0) // page_size * page_size
             assert set(found) - set(left) <= set(range(begin, begin + page_size))
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_without_a_window_all_slots_but_the_first_are_visible_slots(page_size):
-    table, length = np.arange(12).reshape(2, 6), np.array([1, 5])
-    seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, None)
-    assert [slots_seen(seen, row, table, page_size) for row in (0, 1)] == [[], [1, 2, 3, 4]]
 
 
 def test_the_docstrings_example():

@@ -56,11 +56,12 @@ def close_where_drawable(found: np.ndarray, expected: np.ndarray) -> None:
     assert (found[~possible] < -1e20).all()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(25))
 def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
-    """The history beyond the root holds garbage, as it does after another request."""
-    rng = np.random.default_rng(seed)
-    prompt_length, length = 4, int(rng.integers(5, 12))
+    """The history beyond the root holds garbage, as it does after another request. Some roots are the prompt's last token, which
+    counts only as prompt."""
+    rng, prompt_length = np.random.default_rng(seed), 4
+    length = prompt_length - 1 if seed >= 20 else int(rng.integers(5, 12))
     history, params = rng.integers(0, VOCAB, LENGTH), random_params(rng)
     tree = random_tree(rng, root=int(history[length]))
     logits = 3 * rng.normal(size=(1, 8, VOCAB)).astype(np.float32)
@@ -76,18 +77,6 @@ def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
         text = [*history[: length + 1].tolist(), *text_at(tree, node)]
         expected = distribution_in_numpy.adjust_logits(logits[0, node], text, prompt_length, params)
         close_where_drawable(np.asarray(found)[0, node], expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_first_token_counts_the_prompt_only_as_prompt(seed):
-    rng = np.random.default_rng(seed)
-    prompt, params = rng.integers(0, VOCAB, 6).tolist(), random_params(rng)
-    logits = 3 * rng.normal(size=(1, 1, VOCAB)).astype(np.float32)
-    admission = admission_of(params, prompt, rows=1, max_length=LENGTH, vocab_size=VOCAB)
-    history = jnp.asarray([[*prompt, *rng.integers(0, VOCAB, LENGTH - 6)]])
-    context = context_after(history, jnp.array([6]))
-    found = adjust_logits(jnp.asarray(logits), jnp.array([[6]]), context, admission.settings, admission.bias)
-    close_where_drawable(np.asarray(found)[0, 0], distribution_in_numpy.adjust_logits(logits[0, 0], prompt, 6, params))
 
 
 def test_a_rejected_sibling_does_not_count():

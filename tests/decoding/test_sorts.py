@@ -1,5 +1,7 @@
 """Compiled programs sort no vocabulary. (XLA replaces a call of top_k by a sort if the greatest value is also used alone.)"""
 
+from functools import partial
+
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
@@ -7,24 +9,15 @@ from jaxspec.planner.compile import Sort, read_sorts
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
 
 VOCABULARY, DRAFTED = 640, 512
-
-
-@pytest.fixture(scope="module")
-def target():
-    return engine_target(vocab_size=VOCABULARY)
+EAGLE3 = partial(random_head, draft_vocab_size=DRAFTED)
+HEADS = {TreeShape(3, 2, 5): EAGLE3, TreeShape(3, 1, 4): random_eagle, TreeShape(2, 20, 21): EAGLE3, PLAIN: None}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("tree", [TreeShape(3, 2, 5), TreeShape(3, 1, 4), TreeShape(2, 20, 21), PLAIN], ids=str)
-def test_no_program_sorts_a_vocabulary(target, tree):
-    head = (
-        None
-        if tree == PLAIN
-        else random_eagle(target.config)
-        if tree.topk == 1
-        else random_head(target.config, draft_vocab_size=DRAFTED)
-    )
-    engine = tiny_engine(tree, target=target, head=head)
+@pytest.mark.parametrize("tree", HEADS, ids=str)
+def test_no_program_sorts_a_vocabulary(tree):
+    target, head = engine_target(vocab_size=VOCABULARY), HEADS[tree]
+    engine = tiny_engine(tree, target=target, head=head and head(target.config))
     table, programs = engine.runner.table, engine.runner.programs
     sorts = {program: read_sorts(programs[program].as_text()) for program in [*table.first(), *next(table.halves(1, tree))]}
     assert any(map(len, sorts.values())) or tree.topk == 1  # a tree's nodes are sorted: the pattern finds sorts

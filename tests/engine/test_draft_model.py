@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoints.draft_models import as_draft
-from jaxspec.config import FP8, TreeShape
+from jaxspec.config import FP8, PLAIN, TreeShape
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
@@ -15,7 +15,7 @@ from tests.engine.served import served
 from tests.engine.test_equality import PROMPTS, run
 from tests.sets import exhaustive
 
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 11)
+TREE = TreeShape(3, 2, 11)
 TARGET = engine_target(num_layers=2)
 ITSELF = as_draft(TARGET, TARGET.config)
 PARAMS = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
@@ -27,7 +27,7 @@ def complete(engine: Engine, **params) -> GenerationOutput:
 @pytest.fixture(scope="module")
 def text() -> tuple[int, ...]:
     """The greedy continuation of PROMPT."""
-    return complete(tiny_engine(TreeShape(num_steps=0))).token_ids
+    return complete(tiny_engine(PLAIN)).token_ids
 
 
 @pytest.fixture(scope="module")
@@ -137,19 +137,10 @@ def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, me
 
 
 def test_too_many_stop_tokens_are_refused_at_admission():
-    engine = tiny_engine(TreeShape(num_steps=0), target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
+    engine = tiny_engine(PLAIN, target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
     with pytest.raises(ValueError, match="end-of-sequence tokens are 17; at most 16 fit"):
         engine.add(GenerationRequest(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)))))
     engine.add(GenerationRequest(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True)))
-
-
-def test_duplicate_ids_and_missing_heads_are_refused(fast):
-    fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
-    with pytest.raises(ValueError, match="'a' is in use"):
-        fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
-    updates_of(fast)
-    with pytest.raises(ValueError, match="needs a draft head"):
-        Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
 
 
 @pytest.mark.variants
@@ -175,7 +166,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         requests = []
         for index, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=40, temperature=temperature, seed=index)
-            requests.append(engine.add(GenerationRequest(prompt, params, tree=TreeShape(num_steps=0) if index == 1 else None)))
+            requests.append(engine.add(GenerationRequest(prompt, params, tree=PLAIN if index == 1 else None)))
         while change and requests[0].generated < 10:
             engine.step()
         if change:
@@ -185,10 +176,10 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         return [request.output for request in requests]
 
     def start() -> Engine:
-        plain, small = TreeShape(num_steps=0), engine_target(num_layers=2)  # nine programs are to be compiled
+        small = engine_target(num_layers=2)  # nine programs are to be compiled
         sizes = {"max_running_requests": 2, "context_length": 128, "prefill_chunk": 8, "page_size": 4, "every_size": True}
         head = random_eagle(small.config)
-        engine = tiny_engine(TreeShape(2, 2, 4), target=small, head=head, request_trees=(plain,), **sizes)
+        engine = tiny_engine(TreeShape(2, 2, 4), target=small, head=head, request_trees=(PLAIN,), **sizes)
         engine.runner.table = replace(engine.runner.table, chunks=(4, 8))
         return engine
 
@@ -225,14 +216,13 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
 @pytest.mark.parametrize(("kv_cache_dtype", "num_pages"), [("auto", 4096), exhaustive("fp8_e4m3", 4 * 4096)])
 def test_programs_update_the_caches_in_place(kv_cache_dtype, num_pages):
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
-    plain = TreeShape(num_steps=0)
-    options = {"request_trees": (plain,), "num_pages": num_pages, "kv_cache_dtype": kv_cache_dtype}
+    options = {"request_trees": (PLAIN,), "num_pages": num_pages, "kv_cache_dtype": kv_cache_dtype}
     tree = TreeShape(1, 2, 2)
     runner = tiny_engine(tree, target=engine_target(num_layers=1), **options).runner
     one_array = jax.tree.leaves(runner.state.cache)[0].nbytes
     programs = runner.table.largest_of_all()
     assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram}
-    assert {program.tree for program in programs if isinstance(program, CycleProgram)} == {plain, tree}
+    assert {program.tree for program in programs if isinstance(program, CycleProgram)} == {PLAIN, tree}
     for program in programs:
         memory = runner.programs._compile(program).memory_analysis()
         assert memory.alias_size_in_bytes >= runner.cache_bytes, str(program)

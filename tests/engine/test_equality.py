@@ -2,15 +2,14 @@
 
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
-from tests.engine.served import served, updates_of
+from tests.engine.served import served
 from tests.sets import exhaustive, variants
 
-PLAIN = TreeShape(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
 
 
@@ -77,16 +76,6 @@ HEADS = {
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
     engine = tiny_engine(spec, head=HEADS[name](), max_running_requests=1, page_size=64)  # few programs to compile
     assert run(engine, PROMPTS, mixed_params(len(PROMPTS))) == expected
-
-
-def test_requests_join_and_leave_between_cycles(expected):
-    engine, requests = tiny_engine(TreeShape(3, 2, 5)), []
-    for prompt, params in zip(PROMPTS, mixed_params(len(PROMPTS)), strict=True):
-        requests.append(engine.add(GenerationRequest(prompt, params)))
-        for _ in range(2):
-            engine.step()
-    updates_of(engine)
-    assert [tuple(request.output) for request in requests] == expected
 
 
 @pytest.mark.parametrize(("spec", "full"), [(TreeShape(4, 1), 5), exhaustive(TreeShape(3, 2, 7), 4)])

@@ -10,7 +10,7 @@ from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer, tiny_engine
-from tests.engine.served import outputs_of, updates_of
+from tests.engine.served import outputs_of
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8]]
 PARAMS = SamplingParams(max_tokens=25, temperature=0.8, seed=11)
@@ -161,7 +161,8 @@ def test_lost_pages_stop_the_engine():
     engine.add(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=2)))
     engine.pages.allocate(3)
     with pytest.raises(IntegrityError, match=r"free \(\d+\) \+ cached \(\d+\) \+ held \(0\).* total \(128\)"):
-        updates_of(engine)
+        while engine.has_work:
+            engine.step()
 
 
 def test_a_bug_in_planning_is_not_swallowed(monkeypatch):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import FP8, EngineConfig, TreeShape
+from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.device_state import cache_bytes_per_token, kernels_of
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import Kernels
@@ -12,20 +12,16 @@ from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention import tree_attention
 from tests.engine.test_equality import PROMPTS, mixed_params, run
 
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 5)
+TREE = TreeShape(3, 2, 5)
 PARAMS = mixed_params(len(PROMPTS))
-
-
-def fp8_engine(spec: TreeShape, **options):
-    return tiny_engine(spec, **{"kv_cache_dtype": FP8, **options})
 
 
 @pytest.mark.exhaustive
 def test_the_text_is_another_one_than_in_float32():
     """Otherwise nothing was rounded. A head with another cache changes nothing."""
-    in_float32, expected = run(tiny_engine(PLAIN), PROMPTS, PARAMS), run(fp8_engine(PLAIN), PROMPTS, PARAMS)
+    in_float32, expected = run(tiny_engine(PLAIN), PROMPTS, PARAMS), run(tiny_engine(PLAIN, kv_cache_dtype=FP8), PROMPTS, PARAMS)
     assert in_float32 != expected
-    assert run(fp8_engine(TREE, draft_kv_cache_dtype="auto"), PROMPTS, PARAMS) == expected
+    assert run(tiny_engine(TREE, kv_cache_dtype=FP8, draft_kv_cache_dtype="auto"), PROMPTS, PARAMS) == expected
     assert run(tiny_engine(TREE, draft_kv_cache_dtype=FP8), PROMPTS, PARAMS) == in_float32
 
 

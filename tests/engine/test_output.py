@@ -16,14 +16,14 @@ from jaxspec.testing import TinyTokenizer
 CHAIN, NONE = TreeShape(3, 1, 4), TreeShape(num_steps=0)
 
 
-def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finish: str | None = None, tokenizer=None, **params):
+def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finish: str | None = None, **params):
     """The updates of a request whose cycles emit these bytes, each with a number of accepted drafts; None: a prefill."""
     counts = EngineStats()
     scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)
     output = Output(scheduler, counts, lambda: 0.0, max_steps=3)
     sampling = SamplingParams(**params)
     asked = GenerationRequest((1,), sampling, wants_trees=True)
-    request = Request("a", asked, 0, (), replace(asked, prompt=()).detokenizer(tokenizer or TinyTokenizer()))
+    request = Request("a", asked, 0, (), replace(asked, prompt=()).detokenizer(TinyTokenizer()))
     scheduler.add(request)
     for index, (text, accepted) in enumerate(emitted):
         tokens = list(text.encode() if isinstance(text, str) else text)

@@ -34,8 +34,8 @@ def sizes(groups: list[list[PrefillChunk]]) -> list[list[int]]:
     return [[chunk.size for chunk in group] for group in groups]
 
 
-def pages_from(first: int, count: int = 20) -> list[int]:
-    return list(range(first, first + count))
+def pages_from(first: int) -> list[int]:
+    return list(range(first, first + 20))
 
 
 def test_chunks_of_one_width_run_together_as_many_as_fit():

@@ -21,9 +21,9 @@ from jaxspec.engine.program_table import ProgramTable
 TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
 
 
-def table_of(*, most: int = 8, chunk: int = 256, pages: int = 64, own=(TREE,), others=(PLAIN,), catches_up: bool = True):
+def table_of(*, most: int = 8, chunk: int = 256, pages: int = 64, others=(PLAIN,), catches_up: bool = True):
     config = EngineConfig(max_running_requests=most, prefill_chunk=chunk)
-    return ProgramTable.of(config, pages, own, (*own, *others), catches_up=catches_up)
+    return ProgramTable.of(config, pages, (TREE,), (TREE, *others), catches_up=catches_up)
 
 
 tables = st.builds(

@@ -184,10 +184,8 @@ def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes
         programs.choose([other, CHUNK])
         programs.wait()
     failed, done = caplog.records
-    assert (
-        failed.message == "could not compile (admit): a larger program stays in use, if there is one"
-        and failed.levelno == logging.ERROR
-    )
+    assert failed.message == "could not compile (admit): a larger program stays in use, if there is one"
+    assert failed.levelno == logging.ERROR
     assert done.message == "all 2 programs are ready, the last was (prefill 2 tokens)"
     assert programs.choose([ADMIT, CHUNK]) == CHUNK and programs.count[:2] == (2, 2)
 

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 from tests.engine.served import served, updates_of
 
-PLAIN = TreeShape(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
 LENGTH = 24
 BANNED = list(range(0, 128, 3))

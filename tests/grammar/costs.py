@@ -21,6 +21,7 @@ from jaxspec.engine.request import GenerationRequest
 from jaxspec.grammar.trees import TextTree
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.structured import FIXED_LAYOUT
+from tests.engine.served import served, updates_of
 from tests.grammar.cases import engine, loaded
 
 
@@ -80,9 +81,7 @@ def counts_of(model: str, tree: TreeShape, temperature: float, layout: Mapping[s
     found = {}
     for name, schema in SCHEMAS.items():
         params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=1, json_schema={**layout, **schema})
-        request = made.add(GenerationRequest(prompt_of(model, name), params))
-        while made.has_work:
-            made.step()
+        (request,) = served(made, GenerationRequest(prompt_of(model, name), params))
         found[name] = Counts(len(request.output), request.speculation.verify_count, list(request.output))
     made.grammars.close()
     return found
@@ -149,8 +148,7 @@ def pace_of(made: Engine, asked: Sequence[GenerationRequest]) -> Pace:
         made.step()
     for each in requests:
         made.abort(each.id)
-    while made.has_work:
-        made.step()
+    updates_of(made)
     seconds, masks, verifications, tokens = (end - begin for begin, end in zip(before, after, strict=True))
     return Pace(seconds / verifications, masks / verifications, tokens / seconds)
 

@@ -241,13 +241,10 @@ REFUSED = {
     "$ref, of another document": "https://example.com/schema.json",
     "$ref, to itself": "NoExtension",
     "$dynamicRef": "$dynamicRef",
-    "format: json-pointer": "Unknown format",
-    "format: regex": "Unknown format",
-    "format: idn-email": "Unknown format",
-    "format: iri": "Unknown format",
-    "format: uri-reference": "Unknown format",
-    "format: uri-template": "Unknown format",
-    "format: relative-json-pointer": "Unknown format",
+    **{
+        f"format: {name}": "Unknown format"
+        for name in ("json-pointer", "regex", "idn-email", "iri", "uri-reference", "uri-template", "relative-json-pointer")
+    },
     "format: of a program's own": "Unknown format: color",
     "Snowplow": "self-desc",  # the URL in $schema is one that it does not know
 }

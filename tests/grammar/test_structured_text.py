@@ -16,7 +16,7 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.grammar.matcher import GrammarError
 from jaxspec.grammar.trees import best_nodes
 from jaxspec.sampling_params import SamplingParams
-from tests.engine.served import Gate
+from tests.engine.served import Gate, served, updates_of
 from tests.grammar.cases import TREES, Bench, engine, random_case
 from tests.sets import exhaustive
 
@@ -41,10 +41,7 @@ def made() -> Engine:
 
 def finish(made: Engine, *params: SamplingParams) -> list[Request]:
     """Requests with the same prompt, run to their ends."""
-    requests = [made.add(GenerationRequest(PROMPT, each)) for each in params]
-    while made.has_work:
-        made.step()
-    return requests
+    return served(made, *(GenerationRequest(PROMPT, each) for each in params))
 
 
 def sampled(seed: int, **fields) -> SamplingParams:
@@ -77,10 +74,7 @@ def test_trees_tell_what_the_grammar_changed(made):
     """Of all requests together what the engine counts."""
     for seed in range(2):
         made.add(GenerationRequest(PROMPT, sampled(seed, regex="(ab[0-9]){8}"), wants_trees=True))
-    updates = []
-    while made.has_work:
-        updates += made.step()
-    prunings = [update.verification.tree.pruning for update in updates if update.verification]
+    prunings = [update.verification.tree.pruning for update in updates_of(made) if update.verification]
     stats = made.stats()
     assert sum(len(pruning.pruned) for pruning in prunings) == stats.pruned_tokens > 0
     assert sum(pruning.forced for pruning in prunings) == stats.forced_tokens > 0

@@ -127,9 +127,9 @@ def served(
         yield Client(http, engine)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Fails if the condition does not come true in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.01)

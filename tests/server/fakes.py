@@ -98,10 +98,11 @@ class FakeEngine:
         self.ends_with: str | None = None
         """The finish_reason that the next step ends the first request with, from outside."""
         self.steps = 0
-        self._failed_steps = 0
+        self._counts = EngineStats(
+            total_pages=10, page_size=16, drafted_by_source={"head": 0, "ngram": 0}, accepted_by_source={"head": 0, "ngram": 0}
+        )
         self._requests: dict[str, Request] = {}
         self._names = (f"request-{number}" for number in itertools.count())
-        self._prompt_tokens = self._generated = self._verified = self._verifications = 0
         self._finished: Counter[str] = Counter()
 
     @property
@@ -141,7 +142,7 @@ class FakeEngine:
             request.prompt_logprobs[1:] = [fake_logprob(token, count) for token in prompt[1:]]
         request.added_at = request.launched_at = perf_counter()
         self._requests[request_id] = request
-        self._prompt_tokens += len(prompt)
+        self._counts.prompt_tokens += len(prompt)
         return request
 
     def abort(self, request_id: str) -> Update | None:
@@ -165,9 +166,9 @@ class FakeEngine:
             raise self.crash
         if self.failures:
             self.failures -= 1
-            self._failed_steps += 1
+            self._counts.failed_steps += 1
             return [self._end(request, "error") for request in list(self._requests.values())]
-        self._failed_steps = 0
+        self._counts.failed_steps = 0
         first = next(iter(self._requests.values()), None)
         if first is not None and self.ends_with is not None:
             reason, self.ends_with = self.ends_with, None
@@ -201,7 +202,7 @@ class FakeEngine:
                 request.finish_reason = "length"
             if request.finish_reason:
                 break
-        self._generated += len(new)
+        self._counts.generated_tokens += len(new)
         request.first_token_at = request.first_token_at or perf_counter()
         if len(request.output) > len(new):
             spec = request.tree or self.tree
@@ -210,8 +211,8 @@ class FakeEngine:
             pruning = None if request.params.constraint is None else Pruning(tuple(b"{["), 1)
             drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1), ("ngram", "head"), pruning)
             verification = Verification(spec, accepted, drafted if request.asked.wants_trees and accepted else None)
-            self._verifications += 1
-            self._verified += len(new)
+            self._counts.verify_count += 1
+            self._counts.verified_tokens += len(new)
         if request.finish_reason:
             request.detokenizer.finish()
             del self._requests[request.id]
@@ -228,24 +229,17 @@ class FakeEngine:
         )  # fmt: skip
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            drafted_by_source={"head": 0, "ngram": 0},
-            accepted_by_source={"head": 0, "ngram": 0},
+        drafts = self._counts.verify_count  # of each, one token is accepted
+        return replace(
+            self._counts,
             running=self.running,
             used_pages=self.running,
-            total_pages=10,
-            page_size=16,
             adaptive=self.adaptive,
-            failed_steps=self._failed_steps,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated,
             finished=dict(self._finished),
-            verify_count=self._verifications,
-            verified_tokens=self._verified,
-            draft_count=self._verifications,
-            draft_tokens=self._verifications * (TREE.num_draft_tokens - 1),
-            accepted_tokens=self._verifications,
-            accepted_per_position=(self._verifications, *[0] * (TREE.num_steps - 1)),
+            draft_count=drafts,
+            draft_tokens=drafts * (TREE.num_draft_tokens - 1),
+            accepted_tokens=drafts,
+            accepted_per_position=(drafts, *[0] * (TREE.num_steps - 1)),
         )
 
 

@@ -118,6 +118,7 @@ def answer_texts(draw: st.DrawFn) -> str:
     return "".join(pieces)
 
 
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TWO_CALLS = """<think>hm</think>Wait.
 <tool_call>
 {"name": "weather", "arguments": {"city": "Paris"}}

@@ -82,10 +82,6 @@ def test_what_is_declared_too_large_is_not_read(declared: bytes):
     assert json.loads(connection.sent[1]["body"])["error"]["code"] == 413
 
 
-def test_one_that_is_too_large():
-    assert raised_by(BodyLimit(Reader(), max_bytes=4), Connection([b"abc", b"de"])).status_code == 413
-
-
 def test_one_that_comes_too_slowly():
     error = raised_by(BodyLimit(Reader(), seconds=0.2), Connection([b"a"] * 20, seconds=0.05))
     assert (error.status_code, error.headers) == (408, {"Connection": "close"})

@@ -11,6 +11,7 @@ from tests.server.conftest import BODIES, Client, wait_until
 from tests.server.test_bad_input import refusal
 
 PATHS = [*BODIES, "/tokenize", "/detokenize", "/abort_request", "/v1/messages/count_tokens"]
+FIELDS = "prompt text messages tokens rid temperature metadata sampling_params tools stop input x"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -48,20 +49,7 @@ def test_what_is_no_json_object_is_told_at_once(client: Client, path: str, body:
 @pytest.mark.parametrize("depth", [10, 500, 990, 2000, 5000, 50_000])
 def test_nesting_at_any_depth(client: Client, path: str, depth: int):
     """Whatever of the parser, the checks and the message gives up first."""
-    for field in (
-        "prompt",
-        "text",
-        "messages",
-        "tokens",
-        "rid",
-        "temperature",
-        "metadata",
-        "sampling_params",
-        "tools",
-        "stop",
-        "input",
-        "x",
-    ):
+    for field in FIELDS.split():
         for opening, closing in (("[", "]"), ('{"a":', "}")):
             response = client.post_text(path, f'{{"{field}": {opening * depth}1{closing * depth}}}')
             assert len(refusal(response, 400)["message"]) < 600

@@ -33,13 +33,6 @@ def run(fake: FakeEngine, work: Callable[[EngineThread], Coroutine]) -> float:
         engine.close()
 
 
-def test_an_idle_engine_makes_one_token():
-    fake = FakeEngine()
-    run(fake, lambda engine: HealthProbe(engine).check())
-    assert [params.max_tokens for params in fake.params] == [1] and fake.priorities == [2**31 - 1]
-    assert fake.steps == 1
-
-
 def test_one_that_makes_none():
     fake = Standing()
     with pytest.raises(ApiError, match=r"within 0\.3 seconds") as error:

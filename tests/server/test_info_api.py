@@ -35,7 +35,7 @@ def test_a_failing_engine(client: Client, path: str):
 
 def test_the_probe_makes_a_token(client: Client):
     assert client.http.get("/health_generate").status_code == 200
-    assert [params.max_tokens for params in client.engine.params] == [1]
+    assert [params.max_tokens for params in client.engine.params] == [1] and client.engine.priorities == [2**31 - 1]
     client.engine.failures = 1
     response = client.http.get("/health_generate")
     assert (response.status_code, "not made a token" in response.json()["error"]["message"]) == (503, True)

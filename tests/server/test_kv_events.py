@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from jaxspec import serve
+from jaxspec.commands.replicas import LOOPBACK, free_ports
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.engine.pages import HeldPages, Node, PageAllocator, PrefixCache
 from jaxspec.server import kv_events
@@ -19,12 +20,10 @@ from jaxspec.server.kv_events import ENDPOINT, KvEventsConfig, Publisher, block_
 PAGE_SIZE = 4
 TIMEOUT = 20_000
 """Milliseconds."""
-ON = {"enable_kv_cache_events": True}
 
 
 def free_endpoint() -> str:
-    with serve.listen("127.0.0.1", 0) as listener:
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    return f"tcp://{LOOPBACK}:{free_ports(1)[0]}"
 
 
 @contextlib.contextmanager

@@ -179,8 +179,3 @@ def test_the_start_suggests_a_request_that_fits_the_model(name, tokenizer, templ
     command = serve.example(serve.Loaded(SimpleNamespace(name=name, tokenizer=tokenizer), template, {}))
     address, _, body = command.partition(" ")
     assert address == path and json.loads(body.split("-d ")[1].strip("'"))
-
-
-def test_the_default_address_is_loopback():
-    with serve.listen(parse_arguments([]).host, 0) as listener:
-        assert serve.is_loopback(listener)

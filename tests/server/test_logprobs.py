@@ -100,11 +100,6 @@ def test_a_text_that_is_held_back_does_not_hold_back_its_logprobs(client: Client
     assert [len(event["choices"][0]["logprobs"]["content"]) for event in events] == [1, 2, 2, 2, 2]
 
 
-def test_echo_can_be_streamed_with_logprobs_of_neither(client: Client):
-    events = client.events("/v1/completions", prompt="hello", max_tokens=3, echo=True)
-    assert events[0]["choices"][0]["text"] == "helloT"
-
-
 def shown(token: str) -> dict:
     return {"token": token, "logprob": -ord(token) / 100, "bytes": [ord(token)]}
 

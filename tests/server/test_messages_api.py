@@ -15,6 +15,7 @@ from tests.server.conftest import CHAT, MESSAGES, USER, Client, served
 from tests.server.fakes import CHAT_TEMPLATE, TEXT
 from tests.server.notations import (
     ANTHROPIC_TOOLS,
+    CALL,
     CHAT_TOOLS,
     CONVERSATIONS,
     TWO_CALLS,
@@ -28,7 +29,6 @@ from tests.server.notations import (
 from tests.server.test_bad_input import refusal
 
 COUNT = f"{MESSAGES}/count_tokens"
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
 def of_message(message: dict, texts: list[str] | None = None) -> Outcome:

@@ -276,9 +276,8 @@ def test_counts_are_the_engines(client: Client):
     assert after["vllm:spec_decode_num_drafts_total"] == stats.draft_count > before["vllm:spec_decode_num_drafts_total"]
     assert after["vllm:spec_decode_num_accepted_tokens_per_pos_total{position=0}"] == stats.accepted_per_position[0]
     ended = {reason: gained[f"jaxspec:finished_requests_total{{finished_reason={reason}}}"] for reason in FINISH_REASONS}
-    assert (
-        ended == {"length": 2, "error": 1, "abort": 1, "stop": 0, "timeout": 0} or ended["length"] == 3
-    )  # it may end before we leave
+    # It may end before we leave.
+    assert ended == {"length": 2, "error": 1, "abort": 1, "stop": 0, "timeout": 0} or ended["length"] == 3
     assert gained["jaxspec:request_seconds_count"] == sum(ended.values()) == 4
     assert gained["jaxspec:time_to_first_token_seconds_count"] == 3  # the failed one had none
     assert gained["jaxspec:request_prompt_tokens_sum"] == gained["jaxspec:prompt_tokens_total"]

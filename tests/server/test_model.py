@@ -16,7 +16,7 @@ from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
 from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import USER, served
-from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
+from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
 
 
 def answers(*requests: tuple[str, dict], **model: Any) -> list[httpx.Response]:
@@ -45,13 +45,6 @@ def test_without_a_chat_template():
     assert (chat.status_code, error["param"]) == (400, "messages")
     assert "chat template" in error["message"] and "/v1/completions" in error["message"]
     assert completion.status_code == 200
-
-
-def test_plain_decoding_has_no_speculation_metrics():
-    engine = FakeEngine()
-    engine.tree = PLAIN
-    [completion] = answers(("/v1/completions", {"prompt": "x"}), engine=engine, tree=PLAIN, trees=(PLAIN,))
-    assert completion.status_code == 200 and "metrics" not in completion.json()
 
 
 def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
@@ -112,12 +105,6 @@ def test_a_format_by_name_ends_answers_where_its_turns_end():
         refused = client.post("/v1/chat/completions", messages=USER, stop=["x"] * MAX_STOP_STRINGS)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop", "with the format's own they are too many"
     assert [params.stop for params in client.engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
-
-
-def test_what_users_write_is_no_template():
-    messages = [{"role": "user", "content": "{{ 7 * 7 }}"}]
-    [chat] = answers(("/v1/chat/completions", {"messages": messages}), template=CHAT_TEMPLATE)
-    assert chat.json()["usage"]["prompt_tokens"] == len("user: {{ 7 * 7 }}\n")
 
 
 THINKING = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<no>{% endif %}{{ mark or '' }}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.sampling_params import MAX_N, SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.api import model_card
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, RESPONSES, USER, Client, asking, served
@@ -112,6 +112,9 @@ def test_parameters_reach_the_engine(client: Client, path: str):
         ("repetition_penalty", [0.01, 1.1, 10]),
         ("min_tokens", [0, 1, 5]),
         ("seed", [0, -(2**63), 2**64 - 1]),
+        ("ignore_eos", [True, False]),
+        ("stop", ["a", ["a", "b"]]),
+        ("stop_token_ids", [[], [1]]),
     ],
 )
 @THREE
@@ -162,6 +165,7 @@ def test_n_completions(client: Client, path: str):
     tokens = len("hello") if path == COMPLETIONS else len(TEMPLATED)
     assert answer["usage"] == usage(tokens, 12)  # the prompt counts once
     assert "metrics" not in answer
+    assert len(client.post(path, **BODIES[path], n=MAX_N, max_tokens=1).json()["choices"]) == MAX_N
 
 
 def test_n_completions_of_several_prompts_are_in_order_of_the_prompts(client: Client):
@@ -196,7 +200,8 @@ def test_echo(client: Client, prompt):
     body = {"prompt": prompt, "max_tokens": 4, "echo": True}
     answer = client.post("/v1/completions", **body).json()
     assert [choice["text"] for choice in answer["choices"]] == ["hello" + TEXT[:4]]
-    assert "".join(event["choices"][0]["text"] for event in client.events("/v1/completions", **body)) == "hello" + TEXT[:4]
+    texts = [event["choices"][0]["text"] for event in client.events("/v1/completions", **body)]
+    assert texts[0] == "helloT" and "".join(texts) == "hello" + TEXT[:4]
 
 
 def test_echo_of_nonsense_is_refused_before_it_is_decoded(client: Client):

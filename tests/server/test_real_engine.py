@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -18,7 +18,8 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
-from tests.server.conftest import serving
+from tests.engine.served import served
+from tests.server.conftest import CHAT, COMPLETIONS, USER, serving
 from tests.server.fakes import byte_tokenizer
 
 PROMPTS = ["hello", "The quick brown fox jumps over", "x", "def f(x):\n    return"]
@@ -33,12 +34,8 @@ def new_engine() -> Engine:
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     """What the engine makes of PROMPTS, one after the other, without a server."""
-    engine, outputs = new_engine(), []
-    for prompt in PROMPTS:
-        engine.add(GenerationRequest(tuple(prompt.encode()), SamplingParams(max_tokens=LENGTH, temperature=0)))
-        while engine.has_work:
-            outputs += [update.output for update in engine.step() if update.output]
-    return [list(output.token_ids) for output in outputs]
+    engine, greedy = new_engine(), SamplingParams(max_tokens=LENGTH, temperature=0)
+    return [served(engine, GenerationRequest(tuple(prompt.encode()), greedy))[0].output for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +67,9 @@ def test_what_comes_over_http_is_what_the_engine_makes(http: httpx.Client, expec
 
 
 def test_requests_at_once_do_not_change_each_other(http: httpx.Client, expected: list[list[int]]):
-    answers: dict[int, list[int]] = {}
-    threads = [
-        threading.Thread(
-            target=lambda number: answers.update({number: generate(http, PROMPTS[number % 4])["output_ids"]}), args=[n]
-        )
-        for n in range(8)  # more than max_running_requests
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [answers[number] for number in range(8)] == expected * 2
+    with ThreadPoolExecutor(8) as pool:  # more than max_running_requests
+        answers = pool.map(lambda prompt: generate(http, prompt)["output_ids"], PROMPTS * 2)
+    assert list(answers) == expected * 2
 
 
 def complete(http: httpx.Client, **body) -> dict:
@@ -135,13 +123,12 @@ def test_logprobs(http: httpx.Client):
     assert [each[0] for each in entries_of_generate[1:]] == pytest.approx([each[0] for each in entries[1:]], abs=1e-4)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_streamed_logprobs(http: httpx.Client, path: str):
+@pytest.mark.parametrize(
+    ("path", "asked"), [(COMPLETIONS, {"prompt": "x", "logprobs": 1}), (CHAT, {"messages": USER, "logprobs": True})]
+)
+def test_streamed_logprobs(http: httpx.Client, path: str, asked: dict):
     """One entry per token, whenever its text comes."""
-    body: dict = {"max_tokens": LENGTH, "seed": 1, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-    body |= (
-        {"prompt": "x", "logprobs": 1} if "chat" not in path else {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    )
+    body = {"max_tokens": LENGTH, "seed": 1, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}, **asked}
     lines = [line.removeprefix("data: ") for line in http.post(path, json=body).text.split("\n\n")[:-2]]
     *events, last = map(json.loads, lines)
     objects = [event["choices"][0]["logprobs"] or {} for event in events]

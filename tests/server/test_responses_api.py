@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.server.conftest import CHAT, RESPONSES, USER, Client, wait_until
 from tests.server.fakes import TEXT
 from tests.server.notations import (
+    CALL,
     CHAT_TOOLS,
     CONVERSATIONS,
     FLAT_TOOLS,
@@ -22,8 +23,6 @@ from tests.server.notations import (
 )
 from tests.server.test_bad_input import refusal
 from tests.server.test_streaming import receive, send
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
 def of_response(response: dict) -> Outcome:

@@ -7,12 +7,13 @@ import pytest
 
 from jaxspec.text.tool_formats import TOOL_FORMATS
 from tests.server.conftest import CHAT, USER, Client, served
+from tests.server.notations import CHAT_TOOLS, FUNCTIONS, WEATHER
 from tests.server.test_bad_input import refusal
 
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": WEATHER}}
+TOOL = CHAT_TOOLS[0]
 TIME = {"type": "function", "function": {"name": "time"}}
-STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+STRICT = {"type": "function", "function": {**FUNCTIONS[0], "strict": True}}
+CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALLS = (
     'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
@@ -81,11 +82,8 @@ def test_without_tools_or_with_none_calls_are_content(client: Client):
 
 def test_one_call_if_there_shall_be_one(client: Client):
     fields = {"tools": [TOOL, TIME], "parallel_tool_calls": False}
-    assert (
-        functions(ask(client, CALLS, **fields)["message"])
-        == functions(streamed(client, CALLS, **fields)[0])
-        == [("weather", '{"city": "Paris"}')]
-    )
+    for message in (ask(client, CALLS, **fields)["message"], streamed(client, CALLS, **fields)[0]):
+        assert functions(message) == [("weather", '{"city": "Paris"}')]
 
 
 def test_a_call_that_was_cut_off_has_the_reason_of_its_end(client: Client):
@@ -107,12 +105,8 @@ THOUGHTLESS = {"chat_template_kwargs": {"closed": True}}
 def test_required_and_named_calls_follow_their_schemas(client: Client):
     ask(client, CALLS, tools=[TOOL, TIME], tool_choice="required", **THOUGHTLESS)
     form = structure(client)
-    assert (form["type"], form["at_least_one"], form["stop_after_first"], len(form["tags"])) == (
-        "tags_with_separator",
-        True,
-        False,
-        2,
-    )
+    assert (form["type"], len(form["tags"])) == ("tags_with_separator", 2)
+    assert form["at_least_one"] is True and form["stop_after_first"] is False
     assert form["tags"][0]["content"]["json_schema"] == WEATHER and '"weather"' in form["tags"][0]["begin"]
     ask(client, CALLS, tools=[TIME, TOOL], tool_choice=NAMED, **THOUGHTLESS)
     form = structure(client)
@@ -161,10 +155,9 @@ def prompt_of(client: Client, messages: list[dict[str, Any]], **body: Any) -> st
 
 
 def test_the_template_gets_tools_calls_and_results(client: Client):
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
     turns = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
         {"role": "tool", "tool_call_id": "1", "content": "9"},
     ]
     assert prompt_of(client, turns, tools=[TOOL]) == 'weather;user:hi|assistant:weather{"city": "Paris"}|tool:9|assistant:'
@@ -223,9 +216,8 @@ def test_a_model_without_a_known_format_refuses_tools():
 
 def test_a_template_without_tools_gets_instructions():
     template = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
     with served(template=template, context_length=4096, tool_format=TOOL_FORMATS["smollm2"]) as own:
-        turns = [{"role": "system", "content": "Be kind."}, *USER, {"role": "assistant", "tool_calls": [call]}]
+        turns = [{"role": "system", "content": "Be kind."}, *USER, {"role": "assistant", "tool_calls": [CALLED]}]
         prompt = prompt_of(own, turns, tools=[TOOL])
         assert prompt.startswith("system:Be kind.\n\nYou are an expert") and '<tools>[{"name": "weather"' in prompt
         assert prompt.endswith('assistant:<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>|')
