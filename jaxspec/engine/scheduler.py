@@ -202,8 +202,8 @@ class Scheduler:
         salt, scores = request.asked.cache_salt, request.asked.params.prompt_logprobs is not None
         held = HeldPages(salt=salt) if scores else self.cache.match(request.tokens, salt)
         slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
-        reserve = len(self.admitted) * self.cache.pages_for(2 * tokens_per_cycle)
-        needed = self.cache.pages_for(slots) - len(held.pages) + reserve
+        reserve = len(self.admitted) * self.cache.pages.pages_for(2 * tokens_per_cycle)
+        needed = self.cache.pages.pages_for(slots) - len(held.pages) + reserve
         if self.cache.available < needed or not self.cache.grow(held, slots):
             self.cache.release(held)
             return False
@@ -253,13 +253,11 @@ class Scheduler:
         request.row, request.prefilled, request.status = -1, 0, Status.WAITING
         insort(self.waiting, request, key=_place_in_line)
 
-    def lose_device_state(self) -> list[Request]:
-        """Flushes the prefix cache and preempts all admitted requests, whose keys are lost. Returns these requests."""
+    def lose_device_state(self) -> None:
+        """Flushes the prefix cache and preempts all admitted requests, whose keys are lost."""
         self.cache.flush()  # first, so that the lost keys are never published
-        lost = list(self.admitted)
-        for request in lost:
+        for request in list(self.admitted):
             self.preempt(request)
-        return lost
 
     def finish(self, request: Request) -> None:
         """Removes a request, wherever it is; its row and pages are free for the next launch. Raises IntegrityError if it was the

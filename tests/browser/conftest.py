@@ -89,6 +89,16 @@ class Visit:
             assert time.monotonic() < deadline, f"it did not come true: {script}"
             time.sleep(0.02)
 
+    def reload(self) -> None:
+        """Loads the page again, and waits for what it asks the server."""
+        self.page.reload()
+        self.until("state.card !== null")
+
+    def expect_complaints(self, part: str) -> None:
+        """The complaints so far all have this in them, and are forgotten."""
+        assert all(part in complaint for complaint in self.complaints)
+        self.complaints.clear()
+
     def ask(self, text: str) -> None:
         """Asks with the keyboard, and waits for the end of the answer."""
         self.type(text)
@@ -192,9 +202,8 @@ def serving(app: Any, port: int = 0) -> Iterator[str]:
     """Runs an application in a thread; yields its URL. At the end connections are cut, as if the process were killed."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     with listen("127.0.0.1", port) as listener:
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as HttpServer does: connections that were cut keep no address
+        # As HttpServer does: connections that were cut keep no address.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

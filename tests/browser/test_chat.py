@@ -35,8 +35,7 @@ def test_a_conversation_from_the_first_question_to_the_next_visit(visit, mock_ur
     page.page.keyboard.press("Escape")
     assert page.page.is_hidden("#panel")
 
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     assert page.answer() == answer and page.page.locator(".turn").count() == 4
     assert page.text(".turn:first-child .bubble") == "A formatted answer, please [markdown]"
     assert page.tokens(), "the colours are kept, too"
@@ -65,8 +64,7 @@ def test_a_killed_server_costs_nothing_that_was_said(visit):
         page.until_idle()
         assert page.page.is_hidden(".turn:last-child .failure")
         assert page.answer().startswith(said) and page.page.locator(".turn").count() == 4
-    assert all("net::ERR" in complaint for complaint in page.complaints)
-    page.complaints.clear()
+    page.expect_complaints("net::ERR")
 
 
 def test_enter_sends_and_shift_enter_breaks_the_line(visit, mock_url):
@@ -167,8 +165,7 @@ def test_conversations_are_listed_opened_and_deleted(visit, mock_url):
     page.page.hover("#conversations li:nth-child(2)")
     page.page.click("#conversations li:nth-child(2) [data-action=delete]")
     assert titles.all_text_contents() == ["The second conversation"] and page.page.is_visible("#welcome")
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     assert page.page.is_visible("#welcome"), "an address without a conversation begins one"
     assert titles.all_text_contents() == ["The second conversation"]
 
@@ -202,8 +199,7 @@ def test_sliders_say_nothing_until_they_are_moved(visit, mock_url):
     assert page.text("output[for=temperature]") == page.text("output[for=top-p]") == "default"
     page.ask("Hello")
     assert not page.bodies[0].keys() & {"temperature", "top_p"}, "the model's own"
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     assert page.text("output[for=temperature]") == "default"
 
 
@@ -221,8 +217,7 @@ def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     assert body["speculative"] == {"trace": True, "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
     assert body["model"] == "mock-7b" and body["stream"] is True
     page.page.click("label:has(#coloured)")
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     assert page.page.input_value("#system") == "Be brief." and page.page.input_value("#temperature") == "0.8"
     assert page.text("output[for=temperature]") == "0.8"
     assert page.page.is_checked("#coloured") and page.evaluate("document.body.classList.contains('coloured')")
@@ -235,8 +230,7 @@ def test_a_server_that_is_gone_is_told_and_found_again(visit, mock_url):
     page.until("byId('model').textContent === 'no answer from the server'")
     page.page.unroute("**/v1/models")
     page.until("byId('model').textContent.startsWith('mock-7b')", seconds=10)
-    assert all("ERR_FAILED" in complaint for complaint in page.complaints)
-    page.complaints.clear()
+    page.expect_complaints("ERR_FAILED")
 
 
 def test_the_key_is_sent_and_kept_for_the_tab_only(visit):
@@ -252,8 +246,7 @@ def test_the_key_is_sent_and_kept_for_the_tab_only(visit):
         assert page.evaluate(kept) == ["secret", False, ""]
         page.page.reload()
         page.until("byId('model').textContent.includes('mock-7b')")
-        assert all("401" in complaint for complaint in page.complaints)
-        page.complaints.clear()
+        page.expect_complaints("401")
 
 
 @pytest.mark.parametrize("kept", [True, False])

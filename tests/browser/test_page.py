@@ -11,14 +11,9 @@ MAX_TOKENS = 64
 
 
 @pytest.fixture
-def server_url(live_server):
-    return live_server.url
-
-
-@pytest.fixture
-def stack(visit, server_url):
+def stack(visit, live_server):
     """The page, set up for a short greedy answer, with the panel open."""
-    page = visit(server_url)
+    page = visit(live_server.url)
     page.until("state.kind === 'text'")
     page.set("max-tokens", MAX_TOKENS)
     page.set("temperature", 0)
@@ -34,9 +29,9 @@ def complete(url, **fields):
     return response.json()
 
 
-def test_an_answer_is_coloured_and_counted(stack, server_url):
+def test_an_answer_is_coloured_and_counted(stack, live_server):
     stack.ask(PROMPT)
-    expected = complete(server_url)
+    expected = complete(live_server.url)
     tokens = stack.tokens()
     assert stack.answer() == "".join(text for text, _ in tokens) == expected["choices"][0]["text"]
     assert len(tokens) == stack.number("#figure-tokens") == MAX_TOKENS
@@ -96,7 +91,7 @@ def test_a_race_ends_with_identical_text(stack):
     stack.screenshot("race")
 
 
-def test_stop_ends_the_request_on_the_server(stack, server_url):
+def test_stop_ends_the_request_on_the_server(stack):
     stack.set("max-tokens", 900)
     stack.type(PROMPT)
     stack.until("state.inspected.run?.tokens > 10")
@@ -109,13 +104,13 @@ def test_stop_ends_the_request_on_the_server(stack, server_url):
     assert stack.page.is_visible("#send")
 
 
-def test_without_speculation_every_token_is_plain(stack, server_url):
+def test_without_speculation_every_token_is_plain(stack, live_server):
     stack.page.click("#settings-open")
     stack.page.click("label:has(#speculate)")
     assert stack.page.is_disabled("#tree")
     stack.ask(PROMPT)
     assert {origin for _, origin in stack.tokens()} == {"plain"}
-    assert stack.answer() == complete(server_url)["choices"][0]["text"]
+    assert stack.answer() == complete(live_server.url)["choices"][0]["text"]
     assert stack.text("#figure-accept") == "1.00" and stack.text("#figure-share") == "0%"
 
 
@@ -132,18 +127,17 @@ def test_a_refusal_is_shown_in_the_servers_words(stack):
     stack.ask(PROMPT)
     assert "max_tokens asks for 5000 more, but the context length is 1024" in stack.text(".failure p")
     assert stack.page.get_attribute("#max-tokens", "aria-invalid") == "true"
-    assert [complaint for complaint in stack.complaints if "400" not in complaint] == []
-    stack.complaints.clear()
+    stack.expect_complaints("400")
     stack.set("max-tokens", 8)
     stack.ask(PROMPT)
     assert stack.page.is_hidden(".turn:last-child .failure") and stack.page.get_attribute("#max-tokens", "aria-invalid") is None
 
 
-def test_a_chat_is_answered_by_the_chat_endpoint(stack, server_url):
+def test_a_chat_is_answered_by_the_chat_endpoint(stack, live_server):
     stack.page.click("#settings-open")
     stack.page.click("label:has(#chat-mode)")
     stack.ask(PROMPT)
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "temperature": 0}
-    expected = httpx.post(f"{server_url}/v1/chat/completions", json=body, timeout=60).json()
+    expected = httpx.post(f"{live_server.url}/v1/chat/completions", json=body, timeout=60).json()
     assert stack.answer() == expected["choices"][0]["message"]["content"] != ""
     assert {"d1", "bonus"} <= {origin for _, origin in stack.tokens()}

@@ -37,8 +37,7 @@ def test_an_older_answer_is_looked_into(visit, mock_url):
     assert page.text("#tree-caption") == "an example"
     page.page.click("#conversations [data-action=open]")
     assert page.number("#figure-tokens") == 20 and page.page.is_visible("#tree-view"), "trees stay as long as the page"
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     page.page.click(".turn:nth-child(2) .figure")
     assert page.number("#figure-tokens") > 20 and page.page.is_hidden("#tree-view")
     assert "regenerate it" in page.text("#gone")
@@ -100,8 +99,7 @@ def test_each_source_of_merged_drafts_has_its_colour_its_mark_and_its_line(visit
     assert len(marks) == page.page.locator(".node:not(.root, .bonus)").count() and len({shape for _, shape in marks}) == 4
     assert {source for source, _ in marks} == set(sources)
     assert page.page.locator(".node.by-ngram title").first.text_content().endswith(", from the n-grams")
-    page.page.reload()
-    page.until("state.card !== null")
+    page.reload()
     assert [origin for _, origin in page.tokens()] == shown, "kept with the conversation"
     page.page.click(".turn:last-child .figure")
     assert page.evaluate(legend) == [*sources, "bonus", "plain"]
@@ -231,5 +229,4 @@ def test_a_schema_that_is_none_is_told_beside_the_field_and_not_sent(visit, mock
     page.ask("Hello")
     assert "can't be compiled" in page.text(".turn:last-child .failure p")
     assert page.page.get_attribute("#schema", "aria-invalid") == "true"
-    assert all("400" in complaint for complaint in page.complaints)
-    page.complaints.clear()
+    page.expect_complaints("400")

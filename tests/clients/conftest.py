@@ -1,5 +1,7 @@
 """What the tests of clients share: the environments that they need, and a server that is idle again after each of them."""
 
+import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,13 @@ def server(live_server: LiveServer) -> Iterator[LiveServer]:
     yield live_server
     wait_until_idle(live_server)
     assert gauge(live_server, "failed_steps_in_a_row") == 0
+
+
+def reported(*command: Path | str, folder: Path | None = None) -> dict:
+    """What a client's script reports. Fails with what it printed last."""
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def wait_until_idle(server: LiveServer, seconds: float = IDLE_SECONDS) -> float:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,9 +64,13 @@ class Server:
                 total += float(line.rpartition(" ")[2])
         return total
 
-    def end(self) -> None:
+    def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
+
+    def end(self) -> None:
+        self.kill()
+        if self.process is not None:
             self.process.wait()
 
 
@@ -104,14 +108,37 @@ class Client:
         self._were_open: set[int] = set()
         self.begun = 0
 
-    def kill(self, process: subprocess.Popen) -> None:
-        """Kills a server; the streams in flight before and after are those that may be lost."""
+    def lose_one[S](
+        self, pool: ThreadPoolExecutor, servers: Sequence[S], load: Callable[[S], float], kill: Callable[[S], None]
+    ) -> S:
+        """Sends all requests. After a third of them it kills the server that has got more; the streams in flight before and after
+        that are those that may be lost. Returns this server."""
+        before = [load(server) for server in servers]
+        asked = [pool.submit(self.ask, number) for number in range(REQUESTS)]
+        while self.begun < KILL_AFTER:
+            time.sleep(0.01)
+        had = [load(server) - count for server, count in zip(servers, before, strict=True)]
+        victim = servers[had.index(max(had))]
+        self.result.killed_had = round(max(had) / sum(had), 2)
         with self._lock:
             self._were_open |= self._open
-        process.kill()
+        kill(victim)
         with self._lock:
             self._were_open |= self._open
             self.result.streams_open = len(self._were_open)
+        for each in asked:
+            each.result()
+        return victim
+
+    def go_on(self, pool: ThreadPoolExecutor, at_once: int, is_used: Callable[[], bool]) -> None:
+        """Sends more, so many at once, until the new server is used."""
+        began, again = time.monotonic(), Client(self._url, self.result.router)
+        while not is_used():
+            assert time.monotonic() < began + SECONDS, "the new server is not used"
+            list(pool.map(again.ask, range(again.begun, again.begun + at_once)))
+        self.result.used_again_after = round(time.monotonic() - began, 1)
+        self.result.slowest = round(self.result.slowest, 1)
+        self.result.problems += again.result.problems
 
     def ask(self, number: int) -> None:
         """One completion, of a prompt with a beginning of its own; every second one is streamed."""
@@ -197,26 +224,10 @@ def run(router: str, python: Path, folder: Path) -> Result:
             server.start()
         with routing(router, python, servers, folder) as url, ThreadPoolExecutor(CONCURRENT) as pool:
             client = Client(url, router)
-            before = [server.served() for server in servers]
-            asked = [pool.submit(client.ask, number) for number in range(REQUESTS)]
-            while client.begun < KILL_AFTER:
-                time.sleep(0.01)
-            had = [server.served() - count for server, count in zip(servers, before, strict=True)]
-            victim = servers[had.index(max(had))]
-            client.result.killed_had = round(max(had) / sum(had), 2)
-            assert victim.process is not None
-            client.kill(victim.process)
-            for each in asked:
-                each.result()
-            victim.process.wait()
+            victim = client.lose_one(pool, servers, Server.served, Server.kill)
+            victim.end()
             victim.start()
-            began, again = time.monotonic(), Client(url, router)
-            while not victim.served():
-                assert time.monotonic() < began + SECONDS, "the restarted server is not used again"
-                list(pool.map(again.ask, range(again.begun, again.begun + CONCURRENT)))
-            client.result.used_again_after = round(time.monotonic() - began, 1)
-            client.result.slowest = round(client.result.slowest, 1)
-            client.result.problems += again.result.problems
+            client.go_on(pool, CONCURRENT, lambda: victim.served() > 0)
             return client.result
     finally:
         for server in servers:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -25,20 +24,10 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.commands.replicas import LOOPBACK, free_ports
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET
 from jaxspec.serve_ray import application
-from tests.clients.failover import KILL_AFTER, REQUESTS, SECONDS, Client
+from tests.clients.failover import SECONDS, Client
 
 CONCURRENT = 4
 """Ray's own processes need the rest of two cores."""
-
-
-class Replica:
-    """One of Ray's processes."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-    def kill(self) -> None:
-        os.kill(self.number, signal.SIGKILL)
 
 
 def first_layer(folder: Path) -> Path:
@@ -81,29 +70,15 @@ def main() -> None:
         client.result = Client(url, "ray").result
         client.begun = 0
         both = replicas()
-        before = Counter({each: written(each) for each in both})
-        asked = [pool.submit(client.ask, number) for number in range(REQUESTS)]
-        while client.begun < KILL_AFTER:
-            time.sleep(0.01)
-        had = {each: written(each) - before[each] for each in both}
-        victim = max(had, key=lambda each: had[each])
-        client.result.killed_had = round(had[victim] / sum(had.values()), 2)
-        client.kill(Replica(victim))
-        for each in asked:
-            each.result()
-        began, again = time.monotonic(), Client(url, "ray")
+        client.lose_one(pool, both, written, lambda number: os.kill(number, signal.SIGKILL))
+        began = time.monotonic()
         while not (new := set(replicas()) - set(both)):
             assert time.monotonic() < began + SECONDS, "no new replica"
             time.sleep(0.5)
         (number,) = new
         print(f"a new replica {time.monotonic() - began:.1f} s after the last request", flush=True)
-        start, began = written(number), time.monotonic()
-        while written(number) < start + 4000:
-            assert time.monotonic() < began + SECONDS, "the new replica is not used"
-            list(pool.map(again.ask, range(again.begun, again.begun + CONCURRENT)))
-        client.result.used_again_after = round(time.monotonic() - began, 1)
-        client.result.slowest = round(client.result.slowest, 1)
-        client.result.problems += again.result.problems
+        start = written(number)
+        client.go_on(pool, CONCURRENT, lambda: written(number) >= start + 4000)
         print(json.dumps(asdict(client.result), indent=1))
         assert httpx.get(f"{url}/health", timeout=60).status_code == 200
         serve.shutdown()

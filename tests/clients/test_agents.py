@@ -1,8 +1,6 @@
 """The clients of the Responses and the Messages API against our server. Its engine always writes the same answer: thinking, text
 and a call."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from jaxspec.server.model import ServedModel
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.tool_formats import TOOL_FORMATS
+from tests.clients.conftest import reported
 from tests.clients.install import CLIENTS
 from tests.server.conftest import serving
 from tests.server.fakes import TOOL_TEMPLATE, TREE, FakeEngine, byte_tokenizer
@@ -39,10 +38,7 @@ def agents_server() -> Iterator[str]:
     ],
 )
 def test_all_ways_of_a_client_agree(agents_server, client, name, script, types):
-    command = [client(name, "python"), SCRIPTS / script, agents_server]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout)
+    report = reported(client(name, "python"), SCRIPTS / script, agents_server)
     assert f"=={report['version']}" in CLIENTS[name][0]
     answer = report["answer"]
     assert answer.pop("usage")[1] == len(ANSWER)

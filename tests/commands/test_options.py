@@ -42,33 +42,25 @@ def test_a_tree_is_given_in_one_word_or_in_three_numbers():
         chosen_tree(parser.parse_args(numbers[:2]))
 
 
-def test_whole_numbers_have_a_least():
-    assert whole(1)("3") == 3
-    for wrong in ("0", "-1", "1.5", "x"):
-        with pytest.raises(argparse.ArgumentTypeError, match="whole number >= 1"):
-            whole(1)(wrong)
+@pytest.mark.parametrize(
+    ("number", "fine", "wrong", "expected"),
+    [(whole(1), "3", ("0", "-1", "1.5", "x"), ">= 1"), (whole(0, 5), "5", ("6", "-1", "1e0", "9" * 5000), "from 0 to 5")],
+)
+def test_whole_numbers_have_a_least_and_may_have_a_most(number, fine, wrong, expected):
+    assert number(fine) == int(fine)
+    for each in wrong:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"whole number {expected}"):
+            number(each)
 
 
-def test_a_wrong_option_is_one_line(capsys):
-    with pytest.raises(SystemExit) as exit:
-        Parser("jaxspec x", "").parse_args(["--wrong"])
-    assert exit.value.code == 2
-    assert capsys.readouterr().err == "jaxspec x: error: there is no option --wrong (see --help)\n"
-
-
-def test_numbers_may_have_a_most():
-    assert whole(0, 5)("5") == 5
-    for wrong in ("6", "-1", "1e0", "9" * 5000):
-        with pytest.raises(argparse.ArgumentTypeError, match="whole number from 0 to 5"):
-            whole(0, 5)(wrong)
-
-
-def test_a_wrong_option_is_answered_with_the_one_that_was_perhaps_meant(capsys):
+@pytest.mark.parametrize(("given", "said"), [("--wrong", "--wrong"), ("--tre=secret", "--tre: did you mean --tree?")])
+def test_a_wrong_option_is_one_line_with_the_one_that_was_perhaps_meant(capsys, given, said):
     parser = Parser("jaxspec x")
     add_tree_options(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--tre=secret"])
-    assert capsys.readouterr().err == "jaxspec x: error: there is no option --tre: did you mean --tree? (see --help)\n"
+    with pytest.raises(SystemExit) as exit:
+        parser.parse_args([given])
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == f"jaxspec x: error: there is no option {said} (see --help)\n"
 
 
 def as_markdown() -> Iterator[str]:

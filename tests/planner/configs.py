@@ -1,5 +1,8 @@
 """config.json of models that people have."""
 
+import json
+from pathlib import Path
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
     "intermediate_size": 14336, "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -52,3 +55,9 @@ LLAMA_2_7B = {
 """meta-llama/Llama-2-7b-chat-hf."""
 EAGLE_LLAMA_2_7B = {**LLAMA_2_7B, "num_hidden_layers": 1}
 """yuhuili/EAGLE-llama2-chat-7B."""
+
+
+def config_file(path: Path, config: dict) -> Path:
+    """Writes a config.json under any name; returns it."""
+    path.write_text(json.dumps(config))
+    return path

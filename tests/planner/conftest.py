@@ -4,8 +4,7 @@ import pytest
 
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.planner.models import read_head, read_target
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.planner.files import config_file
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
 
 
 @pytest.fixture(scope="session")

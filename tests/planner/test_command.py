@@ -16,8 +16,7 @@ from jaxspec.planner import compile as compile_module
 from jaxspec.planner.command import main
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch
 from jaxspec.planner.gpus import GPUS
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.planner.files import config_file
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
 
 
 @pytest.fixture(scope="module")

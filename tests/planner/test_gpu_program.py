@@ -27,8 +27,8 @@ from tests.planner.configs import (
     LLAMA_8B,
     MIMO_7B,
     QWEN3_8B,
+    config_file,
 )
-from tests.planner.files import config_file
 from tests.sets import exhaustive
 
 CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 8, 4096, 14336

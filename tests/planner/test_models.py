@@ -20,8 +20,7 @@ from jaxspec.testing import (
     write_target,
 )
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
-from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
-from tests.planner.files import config_file
+from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B, config_file
 
 
 def test_llama_31_8b_by_hand(tmp_path):

@@ -13,8 +13,7 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import WITHOUT_GPU, CompiledCycle, CycleShape, compile_cycles
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.planner.files import config_file
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
 from tests.sets import exhaustive
 
 GPUS, LAYERS, CONTEXT, VOCABULARY = 8, 8, 4096, 128256

@@ -8,8 +8,7 @@ from jaxspec.planner.estimate import cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 from jaxspec.planner.time_model import EXCHANGE, Kind, LaunchCounts, counts_of, time_model
-from tests.planner.configs import DFLASH_QWEN3_8B, QWEN3_8B
-from tests.planner.files import config_file
+from tests.planner.configs import DFLASH_QWEN3_8B, QWEN3_8B, config_file
 
 CHAIN = TreeShape(3, 1, 4)
 REVIEWED = LaunchCounts(products=4, attention=2, norms=2, rotations=1, sums=4, level=29, extension=27, tree=12, other=39)

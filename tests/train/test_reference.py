@@ -1,32 +1,27 @@
 """One training batch of SafeAILab's EAGLE-3 trainer: losses, accuracies and gradients."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout
-from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of
 from jaxspec.train import ttt
 from jaxspec.train.ttt import TRAINING, Rows, teach, unroll
-from tests.reference import FIXTURES
+from tests.reference import FIXTURES, head, target
 from tests.sets import exhaustive
 
-REFERENCE = FIXTURES / "eagle_ref"
 STEPS = 7
 
 
 @pytest.fixture(scope="module")
 def batch():
     """The reference's numbers, the models and the rows."""
-    numbers = dict(np.load(REFERENCE / "out/train_e3_trained.npz"))
-    target = load_target(REFERENCE / "ckpt/target", jnp.float32)
-    head = load_head(REFERENCE / "ckpt/eagle3_trained_dv128_safetensors", target)
+    numbers = dict(np.load(FIXTURES / "eagle_ref/out/train_e3_trained.npz"))
     ids = numbers["ids"].astype(np.int32)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    return numbers, target, head, Rows(ids, numbers["attention_mask"].astype(np.int32), positions, numbers["loss_mask"] > 0)
+    return numbers, target(), head(), Rows(ids, numbers["attention_mask"].astype(np.int32), positions, numbers["loss_mask"] > 0)
 
 
 @pytest.mark.variants
@@ -48,7 +43,8 @@ def test_losses_and_gradients_are_safeailabs(batch, monkeypatch, chunk):
     np.testing.assert_allclose(loss, numbers["loss"], atol=1e-5)
     loss_mask = numbers["loss_mask"]
     learnt = [loss_mask[:, step:].sum() for step in range(STEPS)]
-    members = np.isin(np.asarray(choices(target, rows)), np.asarray(token_map))
+    choices = teach(target.merge(target.params), head.config.captured_layers, rows).choice
+    members = np.isin(np.asarray(choices), np.asarray(token_map))
     right = np.stack([correct & ttt_shifted(members, step + 1) for step, correct in enumerate(np.asarray(out.correct))])
     np.testing.assert_allclose(right.sum((1, 2)) / learnt, numbers["accs"], atol=1e-5)
 
@@ -62,11 +58,6 @@ def test_losses_and_gradients_are_safeailabs(batch, monkeypatch, chunk):
         np.testing.assert_allclose(
             tensor.ravel()[:: max(1, tensor.size // 64)][:64], numbers[f"grad_head:{name}"], atol=1e-4, err_msg=name
         )
-
-
-def choices(target, rows):
-    model = target.merge(target.params)
-    return teach(model, (2, 4, 5), rows).choice
 
 
 def ttt_shifted(values, places):
