@@ -4,7 +4,7 @@ Weights alone count: activations stay in 16 or 32 bits.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,12 +72,8 @@ class QuantizedStack:
 
     def numbers(self, read: ReadTensor) -> Numbers:
         """The numbers, grouped as in `storage`."""
-        parts = []
-        for module, rows in self.modules:
-            if isinstance(self.scheme, Gptq) and f"{module}.g_idx" in self.infos:
-                self.scheme.check_order(module, self.k, read)
-            parts.append(self.scheme.numbers(module, rows, self.k, read))
-        joined = Numbers(*(None if each[0] is None else np.concatenate(each) for each in zip(*parts, strict=True)))
+        parts = zip(*self._parts(read), strict=True)
+        joined = Numbers(*(None if each[0] is None else np.concatenate(each) for each in parts))
         if self.storage is None or self.storage.kind != "int4":
             return joined
         again = self.k // (self.storage.group or self.k) // joined.scales.shape[1]
@@ -87,8 +83,13 @@ class QuantizedStack:
 
     def join(self, read: ReadTensor) -> np.ndarray:
         """The kernel [k, n], dequantised to float32."""
-        parts = [dequantised(self.scheme.numbers(module, rows, self.k, read), self.k) for module, rows in self.modules]
-        return transposed(np.concatenate(parts))
+        return transposed(np.concatenate([dequantised(part, self.k) for part in self._parts(read)]))
+
+    def _parts(self, read: ReadTensor) -> Iterator[Numbers]:
+        for module, rows in self.modules:
+            if isinstance(self.scheme, Gptq) and f"{module}.g_idx" in self.infos:
+                self.scheme.check_order(module, self.k, read)
+            yield self.scheme.numbers(module, rows, self.k, read)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         raise ValueError("a quantised checkpoint can't be written back")

@@ -239,7 +239,10 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, settings, message):
         load_target(directory, jnp.float32)
 
 
-def test_groups_sorted_by_activation_are_refused(tmp_path):
+@pytest.mark.parametrize("group", [128, 16])
+def test_groups_sorted_by_activation_are_refused(tmp_path, monkeypatch, group):
+    """Those of 16, too, which are too small to stay quantised."""
+    monkeypatch.setitem(FORMATS, "GPTQ", ({"quant_method": "gptq", "bits": 4, "group_size": group}, gptq(group)))
     stored, _ = published(tmp_path, "GPTQ", num_layers=1)
     tensors = load_file(stored / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.g_idx"
