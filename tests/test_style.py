@@ -28,8 +28,8 @@ def test_files_are_short_enough_to_read(package):
     assert lengths and not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit}
 
 
-MOST_LINES = {"jaxspec": 34_250, "pallas_kernels": 3_800, "convert": 800, "benchmarks": 4_800, "tests": 42_350}
-"""As reached on 27 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
+MOST_LINES = {"jaxspec": 33_900, "pallas_kernels": 3_800, "convert": 700, "benchmarks": 4_600, "tests": 41_850}
+"""As reached on 28 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
 
 
 def test_lines_stay_within_the_limits():
