@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Needed
 from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, TensorPlan
-from jaxspec.checkpoints.schemes import Awq, EightBits, Gptq, PackedRows, Scheme, dequantised
+from jaxspec.checkpoints.schemes import Awq, EightBits, FourBits, Gptq, PackedRows, Scheme, dequantised
 from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
 from jaxspec.checks import SIZE, Fields, Flag, ListOf, Text, Whole, short
 from pallas_kernels.quantized import BLOCK, Numbers, QuantizedAs
@@ -83,7 +83,8 @@ class QuantizedStack:
 
     def join(self, read: ReadTensor) -> np.ndarray:
         """The kernel [k, n], dequantised to float32."""
-        return transposed(np.concatenate([dequantised(part, self.k) for part in self._parts(read)]))
+        group = self.scheme.group if isinstance(self.scheme, FourBits) else None
+        return transposed(np.concatenate([dequantised(part, self.k, group or self.k) for part in self._parts(read)]))
 
     def _parts(self, read: ReadTensor) -> Iterator[Numbers]:
         for module, rows in self.modules:

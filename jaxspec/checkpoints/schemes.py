@@ -176,13 +176,12 @@ class Gptq(Transposed):
             )
 
 
-def dequantised(numbers: Numbers, k: int) -> np.ndarray:
-    """The matrix [n, k] in float32."""
+def dequantised(numbers: Numbers, k: int, group: int) -> np.ndarray:
+    """The matrix [n, k] in float32. `group`: numbers of 4 bits in a row that share a scale; the last ones may be fewer."""
     values, scales = np.asarray(numbers.values, np.float32), np.asarray(numbers.scales)
     if numbers.values.dtype == np.uint8:
-        size = -(-k // scales.shape[1])
         zeros = np.full(scales.shape, 8) if numbers.zeros is None else np.asarray(numbers.zeros)
-        scales, zeros = (np.repeat(each, size, 1)[:, :k] for each in (scales, zeros.astype(np.float32)))
+        scales, zeros = (np.repeat(each, group, 1)[:, :k] for each in (scales, zeros.astype(np.float32)))
         return (values - zeros) * scales
     if scales.ndim == 1:
         return values * scales[:, None]

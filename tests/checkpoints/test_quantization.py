@@ -36,18 +36,19 @@ def words(numbers: np.ndarray, axis: int, order: tuple[int, ...] = (0, 1, 2, 3, 
 
 
 def in_groups(matrix: np.ndarray, group: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers from 0 to 15, scales and zero points [n, groups]; scales are float16 numbers."""
-    parts = matrix.reshape(len(matrix), -1, group)
+    """Numbers from 0 to 15, scales and zero points [n, groups]; scales are float16 numbers. A row's last group may be short."""
+    k = matrix.shape[1]
+    parts = np.pad(matrix, ((0, 0), (0, -k % group)), "edge").reshape(len(matrix), -1, group)
     low, high = parts.min(-1), parts.max(-1)
     scales = np.where(symmetric, np.abs(parts).max(-1) / 7, (high - low) / 15).astype(np.float16).astype(np.float32)
     zeros = np.full(low.shape, 8.0) if symmetric else np.clip(np.round(-low / scales), 1, 15)
     numbers = np.clip(np.round(parts / scales[..., None]) + zeros[..., None], 0, 15)
-    return numbers.reshape(matrix.shape).astype(np.int64), scales, zeros.astype(np.int64)
+    return numbers.reshape(len(matrix), -1)[:, :k].astype(np.int64), scales, zeros.astype(np.int64)
 
 
-def meant(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    size = numbers.shape[1] // scales.shape[1]
-    return ((numbers - np.repeat(zeros, size, 1)) * np.repeat(scales, size, 1)).astype(np.float32)
+def meant(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group: int) -> np.ndarray:
+    of_each, zero = (np.repeat(values, group, 1)[:, : numbers.shape[1]] for values in (scales, zeros))
+    return ((numbers - zero) * of_each).astype(np.float32)
 
 
 def eight_bits(kind: str, strategy: str, name: str = "weight_scale", **extra: np.ndarray) -> Layout:
@@ -70,11 +71,12 @@ def eight_bits(kind: str, strategy: str, name: str = "weight_scale", **extra: np
 
 def packed_rows(group: int, symmetric: bool) -> Layout:
     def layout(matrix):
-        numbers, scales, zeros = in_groups(matrix, group if group > 0 else matrix.shape[1], symmetric)
+        size = group if group > 0 else matrix.shape[1]
+        numbers, scales, zeros = in_groups(matrix, size, symmetric)
         tensors = {
             "weight_packed": words(numbers, 1), "weight_scale": scales, "weight_shape": np.array(matrix.shape),
         }  # fmt: skip
-        return tensors | ({} if symmetric else {"weight_zero_point": words(zeros, 0)}), meant(numbers, scales, zeros)
+        return tensors | ({} if symmetric else {"weight_zero_point": words(zeros, 0)}), meant(numbers, scales, zeros, size)
 
     return layout
 
@@ -86,7 +88,7 @@ def awq(group: int) -> Layout:
         numbers, scales, zeros = in_groups(matrix, group, symmetric=False)
         return {
             "qweight": words(numbers.T, 1, order), "qzeros": words(zeros.T, 1, order), "scales": scales.T.astype(np.float16),
-        }, meant(numbers, scales, zeros)  # fmt: skip
+        }, meant(numbers, scales, zeros, group)  # fmt: skip
 
     return layout
 
@@ -98,7 +100,7 @@ def gptq(group: int, *, second_format: bool = False, symmetric: bool = False) ->
         return {
             "qweight": words(numbers.T, 0), "qzeros": words(written.T, 1), "scales": scales.T.astype(np.float16),
             "g_idx": np.arange(matrix.shape[1], dtype=np.int32) // group,
-        }, meant(numbers, scales, zeros)  # fmt: skip
+        }, meant(numbers, scales, zeros, group)  # fmt: skip
 
     return layout
 
@@ -200,6 +202,15 @@ def test_numbers_are_read_exactly(tmp_path, name):
         for name in ("gate_up_proj", "down_proj"):
             found, kernel = vars(layer.mlp)[name], expected["mlp"][name]
             np.testing.assert_allclose(found.weight.dense(jnp.float32), kernel["kernel"], rtol=3e-7, atol=1e-9)
+
+
+def test_short_groups_at_the_end_of_rows_are_dequantised(tmp_path, monkeypatch):
+    """Rows of 128 and 256 numbers in groups of 96."""
+    monkeypatch.setitem(FORMATS, "GPTQ", ({"quant_method": "gptq", "bits": 4, "group_size": 96}, gptq(96)))
+    stored, dense = published(tmp_path, "GPTQ", num_layers=1)
+    expected, found = (load_target(path, jnp.float32).params["layers"][0]["mlp"] for path in (dense, stored))
+    for name, kernel in expected.items():
+        np.testing.assert_allclose(found[name]["kernel"], kernel["kernel"], rtol=3e-7, atol=1e-9)
 
 
 def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
