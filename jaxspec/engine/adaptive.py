@@ -43,6 +43,8 @@ MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 again, and that of the first guess, half of the head's levels."""
 OLD = 300
 """Cycles without a tree after which its accept length is old."""
+SEEN = 2000
+"""Cycles of requests in the mean text that `describe` is about."""
 OWN_MEMORY, OWN_PRIOR, TEXT_PRIOR = 75.0, 15.0, 3.0
 """In promised drafts: the weight of a request's factor, and of its first guess, which is 1, with a head and of n-grams alone."""
 LEVELS = (2, 4, 8, 16)
@@ -119,7 +121,7 @@ class AdaptiveTrees:
         self._merged = {tree: tree.limited(0) for tree in trees if tree.head_steps and tree.limited(0) in self._of_text}
         self._accept = {tree: self._guess(tree) for tree in trees}  # by level
         self._weight = {tree: [PRIOR] * len(OF_TEXT) for tree in trees}  # of the accept lengths
-        self._seen = [1, *[0] * len(LEVELS)]  # how often requests had each level
+        self._seen = [1.0, *[0.0] * len(LEVELS)]  # how often requests had each level
         self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
         self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
         self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
@@ -136,31 +138,36 @@ class AdaptiveTrees:
         self._seconds[tree, bucket] = median_low(times)
 
     def observe_accept(self, tree: TreeShape, emitted: Sequence[int], requests: Sequence[Outlook]) -> None:
-        """Records the tokens that a cycle emitted for each of its requests, of which so much was known when it was chosen. 0: the
-        request had ended before."""
+        """Records the tokens that a cycle emitted for each of its requests, with the levels by which it was chosen. 0: the request
+        had ended before."""
         if tree == PLAIN:  # its one token needs no estimate
             return
+        of_text, weight = tree in self._of_text, self._weight[tree]
+        promised = {level: self._promised(tree, level) for level in {own.level for own in requests}}
+        unexplained, verifications = dict.fromkeys(promised, 0.0), dict.fromkeys(promised, 0)
         for tokens, own in zip(emitted, requests, strict=True):
             if tokens:
-                level, of_text = own.level, tree in self._of_text
-                factor, promised, weight = own.factors[of_text], self._promised(tree, level), self._weight[tree]
-                unexplained = tokens - 1 - promised * (1.0 if of_text else factor.value)
-                factor.observe(tokens - 1, promised)
-                weight[level] = min(weight[level], MEMORY) + 1
-                self._accept[tree][level] = 1 + max(LEAST, promised + unexplained / weight[level])
+                level, factor = own.level, own.factors[of_text]
+                unexplained[level] += tokens - 1 - promised[level] * (1.0 if of_text else factor.value)
+                verifications[level] += 1
+                factor.observe(tokens - 1, promised[level])
+        for level, count in verifications.items():
+            weight[level] = min(weight[level], MEMORY) + count
+            self._accept[tree][level] = 1 + max(LEAST, promised[level] + unexplained[level] / weight[level])
 
     def choose(self, bucket: int, requests: Sequence[Outlook] = (), ready: Collection[TreeShape] | None = None) -> TreeShape:
         """The tree for the next cycle, at this compiled batch size, of these requests. (): of new ones. `ready`: those with
         programs. None: all."""
         for request in requests:
             self._seen[request.level] += 1
+        if sum(self._seen) > SEEN:
+            self._seen = [count / 2 for count in self._seen]
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket, before = bucket, self._last
         if not self._probe_cycles:
-            known = requests or [Outlook(DraftFactors.new())]
             trees = [tree for tree in self._accept if ready is None or tree in ready]
-            self._last = self._best_or_probe(bucket, {tree: fmean(self._expected(tree, own) for own in known) for tree in trees})
+            self._last = self._best_or_probe(bucket, self._expected(trees, requests or [Outlook(DraftFactors.new())]))
         self._switches += self._last != before
         self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
         return self._last
@@ -169,7 +176,8 @@ class AdaptiveTrees:
         """A snapshot for the statistics, of a request with a mean text; cheap enough for every step."""
         levels = range(len(self._seen))
         expected = {tree: 1 + fmean([self._promised(tree, level) for level in levels], self._seen) for tree in self._accept}
-        best = {bucket: max(rates := self._rates(bucket, expected), key=rates.__getitem__) for _, bucket in self._seconds}
+        buckets = {bucket for _, bucket in self._seconds}
+        best = {bucket: max(rates := self._rates(bucket, expected), key=rates.__getitem__) for bucket in sorted(buckets)}
         return AdaptiveState(self._current, best, expected, dict(self._seconds), self._switches, self._probes)
 
     def _guess(self, tree: TreeShape) -> list[float]:
@@ -177,9 +185,15 @@ class AdaptiveTrees:
         of_head = 0.0 if tree in self._of_text else tree.of_head.num_steps / 2
         return [1 + max(of_head, tree.num_steps * share) for share in OF_TEXT]
 
-    def _expected(self, tree: TreeShape, own: Outlook) -> float:
-        """The tokens of a cycle for such a request."""
-        return 1 + min(own.factors[tree in self._of_text].value * self._promised(tree, own.level), tree.num_steps)
+    def _expected(self, trees: Sequence[TreeShape], requests: Sequence[Outlook]) -> dict[TreeShape, float]:
+        """Tokens per cycle and request. (Many requests make this long, so it looks up little for each.)"""
+        expected, levels = {}, {own.level for own in requests}
+        for tree in trees:
+            of_text, most = tree in self._of_text, tree.num_steps
+            promises = {level: self._promised(tree, level) for level in levels}
+            drafts = sum([min(own.factors[of_text].value * promises[own.level], most) for own in requests])
+            expected[tree] = 1 + drafts / len(requests)
+        return expected
 
     def _promised(self, tree: TreeShape, level: int) -> float:
         """The accepted drafts of a cycle for a new request. Of an untried tree that merges a head with n-grams: those of the first
@@ -190,7 +204,7 @@ class AdaptiveTrees:
         return min(self._accept[self._first][level] + self._accept[alone][level] - 2, tree.num_steps)
 
     def _rates(self, bucket: int, expected: dict[TreeShape, float]) -> dict[TreeShape, float]:
-        """The same per second, of the trees with known cycle times."""
+        """Tokens per second and request of the trees with known cycle times."""
         return {tree: tokens / self._seconds[tree, bucket] for tree, tokens in expected.items() if (tree, bucket) in self._seconds}
 
     def _best_or_probe(self, bucket: int, expected: dict[TreeShape, float]) -> TreeShape:
@@ -211,8 +225,8 @@ class AdaptiveTrees:
         return tree
 
     def _doubt(self, tree: TreeShape) -> None:
-        """What was known of it counts less if it was not used for long."""
-        if self._unused[tree] >= OLD:
+        """What was known of it counts less if it was not used for long, unless the text tells."""
+        if self._unused[tree] >= OLD and tree not in self._of_text:
             self._weight[tree] = [min(weight, OLD_MEMORY) for weight in self._weight[tree]]
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:

@@ -19,7 +19,8 @@ class UntriedDraft:
     """A draft that might have been made."""
 
     match: int
-    """The text's when it was made, and that of the draft before it, which is what the host knows when it launches a draft."""
+    """The text's when it was made, and that of the draft before it, which is what the host knows when it launches a draft while
+    the one before is not read (Engine.overlapped_step)."""
     match_before: int
     accepted: int = 0
 

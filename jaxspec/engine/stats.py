@@ -24,7 +24,7 @@ class AdaptiveState(NamedTuple):
     best: dict[int, TreeShape]
     """The tree that looks fastest, per compiled batch size with known cycle times."""
     accept_lengths: dict[TreeShape, float]
-    """Estimated tokens per verification, bonus included."""
+    """Estimated tokens per verification, bonus included, in the mean text of the last cycles."""
     seconds: dict[tuple[TreeShape, int], float]
     """Time of one cycle, per tree and compiled batch size."""
     switches: int

@@ -45,6 +45,7 @@ class UnreadCycle(NamedTuple):
     tree: TreeShape
     requests: list[Request]
     outlooks: list[Outlook]
+    """Of these requests, if there are several trees to choose from."""
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
@@ -139,7 +140,8 @@ class TreeChoice:
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         for cycle in cycles:
             size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
-            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, outlooks(cycle.requests), size, is_timed, drafts_count))
+            known = outlooks(cycle.requests) if self._adaptive else []
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, known, size, is_timed, drafts_count))
         if not cycles:
             self._last_read = None
         self._prefills_before = prefills

@@ -326,6 +326,22 @@ def test_each_cycle_is_drafted_by_what_the_match_promises():
     assert controller.describe().accept_lengths[LARGE] > 3
 
 
+def test_n_grams_alone_have_a_factor_of_their_own():
+    alone, own = TreeShape(7, 4, 8, 0), new_request()
+    controller = AdaptiveTrees((LARGE, alone, PLAIN))
+    for _ in range(5):
+        controller.observe_accept(alone, [1], [own._replace(level=len(LEVELS))])
+    assert own.factors.of_text.value < 0.5 and own.factors.with_head.value == 1
+
+
+def test_the_mean_text_is_that_of_the_last_cycles():
+    controller = AdaptiveTrees((CHAIN, PLAIN))
+    for level, cycles in ((0, 20_000), (len(LEVELS), 5000)):
+        for _ in range(cycles):
+            controller.choose(1, [Outlook(DraftFactors.new(), level)])
+    assert controller.describe().accept_lengths[CHAIN] > 3.5, "3.7 is guessed at the last level, 2.5 at the first"
+
+
 def test_levels_begin_where_they_say():
     assert [level_of(match) for match in (0, 1, 2, 3, 4, 7, 8, 15, 16, 4000)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
