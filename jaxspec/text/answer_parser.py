@@ -88,9 +88,13 @@ class AnswerParser:
     def __init__(self, form: AnswerFormat):
         self._form, self._reader = form, AnswerReader()
         self._reading = self._read()
+        self._has_parts = form.tool_parser is not None or (form.reasoning is not None and form.thinking is not Thinking.NONE)
+        """False: all of the text is content."""
 
     def add(self, text: str, *, is_last: bool = False) -> list[Event]:
         """The events that more text brings. `is_last`: no more will come."""
+        if not self._has_parts:
+            return [Content(text)] if text else []
         self._reader.text += text
         self._reader.has_ended = is_last
         found: list[Event] = []
