@@ -134,7 +134,7 @@ function redrawStrip() {
 }
 
 /** Selects a cycle by its number; its tokens are scrolled to. */
-function selectCycle(index, calm = true) {
+export function selectCycle(index, calm = true) {
   const { run, view } = state.inspected;
   const cycle = run?.cycles[Math.min(Math.max(index, 0), run.cycles.length - 1)];
   if (!cycle) return;
