@@ -192,7 +192,8 @@ class TreeChoice:
             return decided
         undecided = [request for request in requests if request.tree not in decided]
         chosen = self.choose(bucket(len(undecided), batches), undecided, ready)
-        groups = {next((tree for tree in (chosen, self.own[0], *ready) if tree in ready), self.own[0]): undecided}
+        usable = [tree for tree in (chosen, self.own[0], *ready) if tree in ready] or self.own
+        groups = {usable[0]: undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group
         return groups
