@@ -40,9 +40,9 @@ DEFAULT_TREES = ("3/1/4", "2/2/4", "3/2/4", "7/1/8", "3/4/8", "5/4/8", "15/1/16"
 """Chains, and trees with as many nodes."""
 
 
-def describe(tree: TreeShape, load: Pass, plain: Pass, kinds: Sequence[str] | None = None) -> dict:
+def describe(tree: TreeShape, done: Pass, plain: Pass, kinds: Sequence[str] | None = None) -> dict:
     """One tree, for JSON. `kinds`: those of the prompts."""
-    complete = [each[:-1] for each in load.accept_lengths]  # --max-tokens may cut the last
+    complete = [each[:-1] for each in done.accept_lengths]  # --max-tokens may cut the last
     lengths = [length for several in complete for length in several]
     of_prompts = [mean(several) for several in complete if several]
     if not lengths:
@@ -57,7 +57,7 @@ def describe(tree: TreeShape, load: Pass, plain: Pass, kinds: Sequence[str] | No
         "accepted_given_parent": depth_acceptance(lengths),
         "accept_rate": sum(length - 1 for length in lengths) / drafted,
         "accept_length_of_prompts": of_prompts,
-        "equal_to_plain": count_equal(load.tokens, plain.tokens),
+        "equal_to_plain": count_equal(done.tokens, plain.tokens),
         "prompts": len(plain.tokens),
         "kinds": mean_of_kinds(kinds, complete) if kinds else None,
     }

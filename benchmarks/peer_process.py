@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .load import alternate
 from .options import BenchmarkError
+from .side_by_side import alternate
 
 Timed = tuple[float, list[list[int]]]
 """Seconds for all prompts, and their tokens."""

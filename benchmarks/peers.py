@@ -42,12 +42,12 @@ from jaxspec.engine.trees import with_deeper_text
 from jaxspec.load import ModelFiles, find_files
 
 from . import record
-from .load import alternate, check_nothing_compiled
 from .options import BenchmarkError, BenchmarkParser, add_common_options, exit_on_error, prompts_of
 from .peer_models import GGUF_TYPES, Models, Weights
 from .peer_process import KINDS, Kind, NotRun, Peer, Timed
 from .peer_tables import OURS, TRANSFORMERS, tables
 from .record import Spread, shares
+from .side_by_side import alternate, check_nothing_compiled
 
 NAMES = tuple(kind.name for kind in KINDS)
 DRAFTS = ("head", "both", "deeper", "adaptive", "ngram")

@@ -94,7 +94,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     files = parser.add_argument_group("files")
     of_server = "for `jaxspec serve --config` (default: --out's name, .yaml)"
     files.add_argument("--config-out", type=Path, metavar="FILE", help=of_server)
-    options = parser.parse(arguments, lambda given: "_exhaustive" * given.exhaustive)
+    options = parser.parse(arguments, lambda given: "_exhaustive" if given.exhaustive else "")  # it has a file of its own
     useless = [f"--{name.replace('_', '-')}" for name in GRID if vars(options)[name] is not None]
     if options.trees and useless:
         parser.error(f"--trees names the trees: leave out {', '.join(useless)}")

@@ -18,12 +18,14 @@ def best_table(results: dict) -> str:
     header = ["batch", "best tree", "accept length", "cost of a cycle, plain steps", "predicted", "speed-up (min..max)", "tokens/s"]
     rows = []
     for at in results["batches"]:
-        chosen, cells = at["confirmed"], ["plain", "1.00", "1.00", "1.00", "1.00"]
-        if at["choice"] != "plain":
+        chosen = at["confirmed"]
+        if at["choice"] == "plain":
+            cells, speed = ["plain", "1.00", "1.00", "1.00", "1.00"], chosen["plain_tokens_per_second"]
+        else:
             ratios = results["acceptance"][chosen["tree"]]["accept_length"], chosen["cost"]["median"], chosen["predicted_speed_up"]
             cells = [chosen["tree"], *(f"{each:.2f}" for each in ratios), str(Spread(chosen["speed_up"]["values"]))]
-        speed = chosen["plain_tokens_per_second" if at["choice"] == "plain" else "tokens_per_second"]["median"]
-        rows.append([str(at["batch"]), *cells, f"{speed:.0f}"])
+            speed = chosen["tokens_per_second"]
+        rows.append([str(at["batch"]), *cells, f"{speed['median']:.0f}"])
     return table(header, rows)
 
 

@@ -17,8 +17,8 @@ from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Status
 
-from .load import parts_of
 from .options import BenchmarkError
+from .side_by_side import parts_of
 
 TIMED_CYCLES = 12
 """The most cycles of one tree that are timed in a row."""
@@ -75,9 +75,9 @@ class Sweep:
     def accept(self, tree: TreeShape) -> Pass:
         """Runs all prompts once at the largest batch size."""
         self._restrict(self.batches[-1:])
-        load = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
+        done = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
         self._restrict(self.batches)
-        return load
+        return done
 
     def parts(self, batch: int) -> list[range]:
         """The parts of a round at this batch size, in which every prompt runs at least once."""

@@ -14,8 +14,8 @@ from tqdm import tqdm
 from jaxspec.commands.workbench import CompilationCounter, Pass, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 
-from .load import alternate, check_nothing_compiled, side_by_side
 from .record import Spread, shares
+from .side_by_side import alternate, check_nothing_compiled, side_by_side
 from .sweep import Sweep
 
 CLOSE = 0.7
@@ -57,7 +57,7 @@ def why_not(step: int, topk: int, count: int) -> str | None:
 def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) -> dict[TreeShape, TreeShape]:
     """Trees that need not be timed, each with the tree that beats it.
 
-    A tree of which no `size` is above another one's is assumed to cost no more at any batch size. If it also accepts as much
+    A tree none of whose numbers (`size`) exceeds another's is assumed to cost no more at any batch size. If it also accepts as much
     (within the relative `tolerance`), the larger one can hardly win. Only kept trees drop others, so tolerances do not add up.
     """
     kept, beaten = list[TreeShape](), dict[TreeShape, TreeShape]()
@@ -94,7 +94,7 @@ class Timed:
     @property
     def speed_ups(self) -> list[float]:
         """Measured end to end, one per pair of runs."""
-        return shares([load.tokens_per_second for load in self.tree_passes], [load.tokens_per_second for load in self.plain_passes])
+        return shares([each.tokens_per_second for each in self.tree_passes], [each.tokens_per_second for each in self.plain_passes])
 
 
 def acceptances(sweep: Sweep, trees: Sequence[TreeShape]) -> dict[TreeShape, dict]:
@@ -102,11 +102,11 @@ def acceptances(sweep: Sweep, trees: Sequence[TreeShape]) -> dict[TreeShape, dic
     sweep.compile(trees, sweep.batches[-1:])
     plain, found = sweep.accept(PLAIN).tokens, dict[TreeShape, dict]()
     for tree in tqdm(trees, desc="accept lengths", unit="tree"):
-        load = sweep.accept(tree)
+        done = sweep.accept(tree)
         found[tree] = {
-            "accept_length": load.accept_length,
-            "by_depth": depth_acceptance(load.verifications),
-            "equal": count_equal(load.tokens, plain),
+            "accept_length": done.accept_length,
+            "by_depth": depth_acceptance(done.verifications),
+            "equal": count_equal(done.tokens, plain),
             "prompts": len(plain),
         }
     return found
@@ -165,10 +165,10 @@ def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, count
         for number in range(rounds):
             for group in groups:
                 trees = [PLAIN, *(each.tree for each in group)]
-                plain, *loads = side_by_side(trees, parts, lambda tree, part: sweep.run_part(tree, batch, part), number)
-                for each, load in zip(group, loads, strict=True):
+                plain, *passes = side_by_side(trees, parts, lambda tree, part: sweep.run_part(tree, batch, part), number)
+                for each, done in zip(group, passes, strict=True):
                     each.plain_passes.append(plain)
-                    each.tree_passes.append(load)
+                    each.tree_passes.append(done)
                 bar.update(len(group))
     check_nothing_compiled(counter, before)
 
@@ -179,9 +179,9 @@ def describe(each: Timed, accept_length: float) -> dict:
     described["predicted_speed_up"] = each.predicted(accept_length)
     if each.tree_passes:
         described["speed_up"] = Spread(each.speed_ups).describe()
-        described["tokens_per_second"] = Spread([load.tokens_per_second for load in each.tree_passes]).describe()
-        described["plain_tokens_per_second"] = Spread([load.tokens_per_second for load in each.plain_passes]).describe()
+        described["tokens_per_second"] = Spread([done.tokens_per_second for done in each.tree_passes]).describe()
+        described["plain_tokens_per_second"] = Spread([done.tokens_per_second for done in each.plain_passes]).describe()
         for name, passes in (("per_cycle_ms", each.tree_passes), ("plain_per_cycle_ms", each.plain_passes)):
-            times = [load.per_cycle_ms for load in passes]
+            times = [done.per_cycle_ms for done in passes]
             described[name] = {what: median(each[what] for each in times) for what in times[0]}
     return described

@@ -43,7 +43,7 @@ class Checkpoint:
     """The tensors of a checkpoint by name.
 
     Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file. Raises
-    ValueError if there is no such file, for a missing, repeated or unlisted shard, and a damaged or refused file.
+    ValueError if there is no such file, if a shard is missing, repeated or unlisted, and if a file is damaged or refused.
     """
 
     def __init__(self, path: Path):

@@ -65,7 +65,7 @@ def local_path(name: str | Path, options: HubOptions = DEFAULTS, *, weights: boo
     In:  "org/name"               or  "org/name/file.pt"
     Out: the snapshot's directory     the file
 
-    Text that is no path and no name of the Hub's is returned as a path; whoever opens it reports that. Without `weights` the
+    Text that is neither a path nor a name on the Hub is returned as a path; opening it says what is wrong. Without `weights` the
     configs are enough.
 
     Raises ValueError, in one line with what to do, if the Hub has no such model, does not let us have it, or can't be reached, the

@@ -117,8 +117,9 @@ class AdaptiveTrees:
         self._first = self._current = self._last = trees[0]  # the last two differ during a probe
         self._bucket: int | None = None
         self._probe_cycles = 0  # left of the running probe
-        self._of_text = {*of_text, *[tree for tree in trees if tree.head_steps == 0]}
-        self._merged = {tree: tree.limited(0) for tree in trees if tree.head_steps and tree.limited(0) in self._of_text}
+        self._of_text = frozenset(of_text)
+        # Of trees that merge a head with n-grams, but for the first: those of n-grams alone.
+        self._merged = {tree: tree.limited(0) for tree in trees[1:] if tree.head_steps and tree.limited(0) in self._of_text}
         self._accept = {tree: self._guess(tree) for tree in trees}  # by level
         self._weight = {tree: [PRIOR] * len(OF_TEXT) for tree in trees}  # of the accept lengths
         self._seen = [1.0, *[0.0] * len(LEVELS)]  # how often requests had each level
@@ -198,9 +199,9 @@ class AdaptiveTrees:
     def _promised(self, tree: TreeShape, level: int) -> float:
         """The accepted drafts of a cycle for a new request. Of an untried tree that merges a head with n-grams: those of the first
         tree, and those of n-grams alone."""
-        own = self._accept[tree][level] - 1
-        if self._weight[tree][level] > PRIOR or tree == self._first or (alone := self._merged.get(tree)) is None:
-            return own
+        alone = self._merged.get(tree)
+        if alone is None or self._weight[tree][level] > PRIOR:
+            return self._accept[tree][level] - 1
         return min(self._accept[self._first][level] + self._accept[alone][level] - 2, tree.num_steps)
 
     def _rates(self, bucket: int, expected: dict[TreeShape, float]) -> dict[TreeShape, float]:

@@ -162,8 +162,9 @@ class TreeChoice:
         self._adaptive.observe_accept(cycle.tree, emitted, cycle.outlooks)
         if before is not None and cycle.is_timed:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
+        others = [tree for tree in self._of_text if tree != cycle.tree]
         for request in cycle.requests if self._reads_text else ():
-            self._read_text(self._adaptive, request, [tree for tree in self._of_text if tree != cycle.tree])
+            self._read_text(self._adaptive, request, others)
 
     def _read_text(self, adaptive: AdaptiveTrees, request: Request, others: Sequence[TreeShape]) -> None:
         """Looks for repeats in a text's new tokens, and records what these other trees would have emitted."""

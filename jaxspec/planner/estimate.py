@@ -50,7 +50,7 @@ class Pair:
         return (self.target.cache + (self.head.cache if self.head else 0)) // self.tp
 
     @property
-    def head_projects(self) -> ModelSize:
+    def head_logits_from(self) -> ModelSize:
         """Whose output projection makes the head's logits: the head, as a small model always does, or the target."""
         is_own = isinstance(self.head_config, DraftModelConfig) or (self.head and self.head.weights.output)
         return self.head if self.head and is_own else self.target
@@ -166,11 +166,11 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
         biases = config.markov_rank * config.layer.vocab_size * size if isinstance(config, DSparkConfig) else 0  # again per level
         moved |= {
             "head weights": further * biases + forwards * head.weights.layers + head.weights.fusion,
-            "head logits' weights": (forwards if steps else 0) * models.head_projects.weights.projection,
+            "head logits' weights": (forwards if steps else 0) * models.head_logits_from.weights.projection,
             "head cache": forwards * batch * context * head.cache,
         }
         logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
-        operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_projects.dense.projection / size
+        operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_logits_from.dense.projection / size
         operations += 2.0 * batch * (tree.num_steps + 1) * head.dense.fusion / size
     moved["logits"] = 2 * LOGIT_BYTES * logits
     return CycleCost({name: count / models.tp for name, count in moved.items()}, operations / models.tp)

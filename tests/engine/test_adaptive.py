@@ -328,7 +328,7 @@ def test_each_cycle_is_drafted_by_what_the_match_promises():
 
 def test_n_grams_alone_have_a_factor_of_their_own():
     alone, own = TreeShape(7, 4, 8, 0), new_request()
-    controller = AdaptiveTrees((LARGE, alone, PLAIN))
+    controller = AdaptiveTrees((LARGE, alone, PLAIN), [alone])
     for _ in range(5):
         controller.observe_accept(alone, [1], [own._replace(level=len(LEVELS))])
     assert own.factors.of_text.value < 0.5 and own.factors.with_head.value == 1

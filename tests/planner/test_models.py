@@ -150,7 +150,7 @@ def test_a_small_model_reads_its_own_output(tmp_path):
     head = read_head(path, target.config)
     assert head.algorithm == "STANDALONE" and weights_of(head, "float32") == weights_of(small.config, "float32")
     assert weights_of(read_head(alone, target.config), "float32") == weights_of(head, "float32")
-    assert pair(target.config, head, "float32").head_projects.weights.projection == 4 * 128 * 16
+    assert pair(target.config, head, "float32").head_logits_from.weights.projection == 4 * 128 * 16
 
 
 def test_a_token_map_gives_a_head_an_output_of_its_own(tmp_path):

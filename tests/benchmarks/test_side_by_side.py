@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.load import alternate, check_nothing_compiled, parts_of, side_by_side
 from benchmarks.options import BenchmarkError
+from benchmarks.side_by_side import alternate, check_nothing_compiled, parts_of, side_by_side
 from jaxspec.commands.common import table
 from jaxspec.commands.workbench import CompilationCounter, Pass
 
@@ -25,12 +25,12 @@ def test_order_turns_from_part_to_part_and_from_round_to_round():
         return Pass(seconds=1.0, tokens=[(1, 2)])
 
     for number in (0, 1):
-        loads = side_by_side(["a", "b"], parts_of(2, 1), run_part, number)
-        assert [load.seconds for load in loads] == [2.0, 2.0]
+        passes = side_by_side(["a", "b"], parts_of(2, 1), run_part, number)
+        assert [each.seconds for each in passes] == [2.0, 2.0]
     assert ran == ["a0", "b0", "b1", "a1", "b0", "a0", "a1", "b1"]
 
 
-def test_loads_in_a_row_are_one_load():
+def test_passes_in_a_row_are_one_pass():
     first = Pass(2.0, [(1, 2), (3,)], [(2,), (1,)], 0.001, 0.004, 0.010, 1)
     second = Pass(1.0, [(4, 5, 6)], [(3,)], 0.004, 0.002, 0.080, 2)
     both = first + second

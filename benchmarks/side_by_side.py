@@ -19,13 +19,13 @@ def parts_of(requests: int, batch: int) -> list[range]:
 def side_by_side[Way](
     ways: Sequence[Way], parts: Sequence[range], run_part: Callable[[Way, range], Pass], number: int
 ) -> list[Pass]:
-    """Runs every way over all parts and returns one load per way. The order is reversed every other part, so that a machine that
+    """Runs every way over all parts and returns one pass per way. The order is reversed every other part, so that a machine that
     changes its speed slows all ways alike; `number` is the number of the round."""
-    loads: list[list[Pass]] = [[] for _ in ways]
+    passes: list[list[Pass]] = [[] for _ in ways]
     order = range(len(ways)) if number % 2 == 0 else range(len(ways))[::-1]
     for index, way in alternate(order, len(parts)):
-        loads[way].append(run_part(ways[way], parts[index]))
-    return [sum(each, Pass()) for each in loads]
+        passes[way].append(run_part(ways[way], parts[index]))
+    return [sum(each, Pass()) for each in passes]
 
 
 def alternate[Way](ways: Sequence[Way], rounds: int) -> Iterator[tuple[int, Way]]:
