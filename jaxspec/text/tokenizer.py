@@ -25,6 +25,8 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     check_files(directory)
     try:
         tokenizer = _load(directory)
+        if _asks_for_bos(directory) and tokenizer.encode("")[:1] != [tokenizer.bos_token_id]:
+            tokenizer.add_bos_token = True  # as transformers 4 did; 5 reads tokenizer.json alone
         tokenizer.decode(tokenizer.encode("a", add_special_tokens=True), skip_special_tokens=True)  # wrong parts show at first use
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -69,11 +71,20 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 
 def is_plain(directory: Path) -> bool:
-    """True for what AutoTokenizer would load as a PreTrainedTokenizerFast too: Llama 3 and later, the built-in model."""
+    """Whether tokenizer.json is all there is to know. AutoTokenizer would read some as a model type's class, with another splitting:
+    as Qwen2's whatever has the model type qwen2 (CodeQwen1.5, DeepSeek-R1-Distill-Qwen, GGUF files)."""
     files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
     if not all(file.is_file() for file in files):
         return False
     tokenizer, model = map(read_object, files[1:])
-    return (tokenizer.get("tokenizer_class"), model.get("model_type")) == ("PreTrainedTokenizerFast", "llama") and (
-        "auto_map" not in tokenizer
-    )
+    name, is_qwen2 = tokenizer.get("tokenizer_class"), model.get("model_type") == "qwen2"
+    named = name in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    return (named or (is_qwen2 and name not in ("Qwen2Tokenizer", "Qwen2TokenizerFast"))) and "auto_map" not in tokenizer
+
+
+def _asks_for_bos(directory: Path) -> bool:
+    """Whether the tokenizer is one of Llama's that begins each text with a token, even if tokenizer.json does not say so."""
+    file = directory / "tokenizer_config.json"
+    settings = read_object(file) if file.is_file() else {}
+    is_llama = settings.get("tokenizer_class") in ("LlamaTokenizer", "LlamaTokenizerFast")
+    return is_llama and settings.get("add_bos_token") is True and settings.get("bos_token") is not None

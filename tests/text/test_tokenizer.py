@@ -36,7 +36,6 @@ def test_everything_else_is_left_to_transformers(directory: Path):
     for file, changes in (
         ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
         ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {}}),
-        ("config.json", {"model_type": "qwen2"}),
     ):
         before = (directory / file).read_text()
         change(directory / file, **changes)
@@ -45,6 +44,24 @@ def test_everything_else_is_left_to_transformers(directory: Path):
     assert is_plain(directory)
     (directory / "tokenizer.json").unlink()
     assert not is_plain(directory)
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast"])
+def test_tokenizer_json_decides_whatever_the_model_type(directory: Path, name: str):
+    """AutoTokenizer has a class for qwen2, which splits and decodes in its own way."""
+    parts = {"normalizer": {"type": "Prepend", "prepend": "a"}, "pre_tokenizer": None, "decoder": {"type": "Fuse"}}
+    change(directory / "tokenizer.json", **parts)
+    change(directory / "config.json", model_type="qwen2")
+    change(directory / "tokenizer_config.json", tokenizer_class=name)
+    assert parts.items() <= json.loads(load_tokenizer(directory).backend_tokenizer.to_str()).items()
+
+
+@pytest.mark.parametrize(("model_type", "asks"), [("qwen2", True), ("qwen2", False), ("llama", True)])
+def test_texts_begin_as_the_config_of_a_llama_tokenizer_asks(directory: Path, model_type: str, asks: bool):
+    change(directory / "config.json", model_type=model_type)
+    change(directory / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast", add_bos_token=asks, bos_token="<|endoftext|>")
+    loaded = load_tokenizer(directory)
+    assert loaded.encode("def") == [0] * asks + loaded.encode("def", add_special_tokens=False)
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path):
