@@ -167,9 +167,9 @@ def directory_of(file: Path) -> Path:
 
 
 def directory_for(file: Path) -> Path:
-    """Where `directory_of` writes it: in ~/.cache/jaxspec/models."""
+    """Where `directory_of` writes it: in ~/.cache/jaxspec/models. A higher number in the key leaves older versions' files alone."""
     state = file.stat()
-    key = hashlib.sha256(f"{INDEX} {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{INDEX} 2 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
 
 
@@ -203,10 +203,14 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
         "eos_token_id": list(dict.fromkeys(ends)),
         "torch_dtype": "float32",
     }
-    scaling = get("rope.scaling.type", "none")
-    if scaling == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": float(get("rope.scaling.factor"))}
-    elif scaling != "none":
+    rotated = get("rope.dimension_count", config["head_dim"])
+    if rotated != config["head_dim"]:
+        raise ValueError(f"rope.dimension_count={rotated} is not supported: expected the width of a head, {config['head_dim']}")
+    # as llama.cpp: a factor alone means linear, older files call it scale_linear, and 0 means none
+    scaling, factor = get("rope.scaling.type", "linear"), float(get("rope.scaling.factor", get("rope.scale_linear", 0.0)))
+    if scaling == "linear" and factor not in (0.0, 1.0):
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    elif scaling not in ("none", "linear"):
         raise ValueError(f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, llama3's factors")
     if ROPE_FACTORS in tensors:
         config["rope_scaling"] = llama3_scaling(config, np.asarray(tensors[ROPE_FACTORS].data, np.float32))

@@ -118,6 +118,8 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.add_chat_template(TEMPLATE)
     for name, value in changes.pop("text", {}).items():
         writer.add_string(f"{kind}.{name}", value)
+    for name, value in changes.pop("numbers", {}).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(name, value)
     extra = changes.pop("tensors", {})
     for name, values in (load_file(directory / "model.safetensors") | extra).items():
         if name in extra:
@@ -260,6 +262,27 @@ def test_the_factors_of_llama_3_are_recognized(tmp_path: Path):
         )
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers", "factor"),
+    [
+        ({}, {"rope.scaling.factor": 4.0}, 4.0),
+        ({}, {"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear"}, {"rope.scale_linear": 4.0, "rope.scaling.factor": 2.0}, 2.0),
+        ({"rope.scaling.type": "linear"}, {}, None),
+        ({"rope.scaling.type": "none"}, {"rope.scaling.factor": 4.0}, None),
+        ({}, {"rope.scaling.factor": 0.0}, None),
+        ({}, {"rope.scaling.factor": 1.0, "rope.dimension_count": 16}, None),
+    ],
+)
+def test_rope_is_scaled_as_llama_cpp_does(tmp_path: Path, text: dict, numbers: dict, factor: float | None):
+    named = {f"llama.{name}": value for name, value in numbers.items()}
+    write_directory(
+        write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", text=text, numbers=named), tmp_path / "read"
+    )
+    rope = RopeConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
+    assert (rope.kind, rope.factor) == (("default", 1.0) if factor is None else ("linear", factor))
+
+
 @pytest.mark.parametrize("pre", gguf_file.PRE_TOKENIZERS)
 def test_tokenizers_split_text_as_they_say(tmp_path: Path, pre: str):
     file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tokenizer={"pre": pre})
@@ -323,6 +346,7 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
         ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
         ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
         ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
+        ("llama", {"numbers": {"llama.rope.dimension_count": 8}}, "rope.dimension_count=8 is not supported: expected .* 16"),
         ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
     ],
 )  # fmt: skip
