@@ -27,6 +27,11 @@ DONE = "complete"
 """The file that marks a completely written directory."""
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Token types. Tokens of the last two are never split into pieces; user-defined ones are part of the text."""
+ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>", "_<EOT>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
+"""Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
 SPACE = "\u2581"
 """The space in SentencePiece's tokens."""
 LLAMA3_FACTORS = (8.0, 32.0)
@@ -183,7 +188,9 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
         return fields[f"{kind}.{name}"] if default is None else fields.get(f"{kind}.{name}", default)
 
     heads, size = get("attention.head_count"), get("embedding_length")
-    ends = [fields[key] for name in ("eos", "eot") if (key := f"tokenizer.ggml.{name}_token_id") in fields]
+    ends = [fields[key] for name in ("eos", "eot", "eom") if (key := f"tokenizer.ggml.{name}_token_id") in fields]
+    kinds = zip(fields.get("tokenizer.ggml.tokens", ()), fields.get("tokenizer.ggml.token_type", ()), strict=False)
+    ends += [number for number, (token, kind) in enumerate(kinds) if kind == CONTROL and token in ENDS]
     config = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,

@@ -71,8 +71,8 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 
 def is_plain(directory: Path) -> bool:
-    """Whether tokenizer.json is all there is to know. AutoTokenizer would read some as a model type's class, with another splitting:
-    as Qwen2's whatever has the model type qwen2 (CodeQwen1.5, DeepSeek-R1-Distill-Qwen, GGUF files)."""
+    """Whether tokenizer.json is all there is to know. AutoTokenizer would read some in the way of a model type's class: in Qwen2's
+    whatever has the model type qwen2 (CodeQwen1.5, DeepSeek-R1-Distill-Qwen, GGUF files)."""
     files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
     if not all(file.is_file() for file in files):
         return False

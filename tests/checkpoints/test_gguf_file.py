@@ -185,7 +185,7 @@ def test_every_architecture_round_trips(tmp_path: Path, kind: str):
     loaded = load_target(tmp_path / "read", np.float32)
     for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "qkv_bias", "qk_norm", "tie_word_embeddings", "rope"):
         assert vars(loaded.config)[name] == vars(model.config)[name], name
-    assert loaded.config.eos_token_ids == (2,)
+    assert loaded.config.eos_token_ids == (2, 0), "the file's own is the first; <|endoftext|> ends answers, too"
     assert jax.tree.all(jax.tree.map(lambda ours, theirs: bool((ours == theirs).all()), loaded.params, model.params))
 
 
@@ -276,11 +276,19 @@ def test_the_factors_of_llama_3_are_recognized(tmp_path: Path):
 )
 def test_rope_is_scaled_as_llama_cpp_does(tmp_path: Path, text: dict, numbers: dict, factor: float | None):
     named = {f"llama.{name}": value for name, value in numbers.items()}
-    write_directory(
-        write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", text=text, numbers=named), tmp_path / "read"
-    )
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", text=text, numbers=named)
+    write_directory(file, tmp_path / "read")
     rope = RopeConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
     assert (rope.kind, rope.factor) == (("default", 1.0) if factor is None else ("linear", factor))
+
+
+def test_answers_end_at_every_token_that_llama_cpp_ends_them_at():
+    words = ["<s>", "<end_of_turn>", "<|return|>", "<｜end▁of▁sentence｜>", "x", "<|eot_id|>"]  # noqa: RUF001
+    known = {"token_type": [3, 3, 3, 3, 1, 1], "tokens": words, "eos_token_id": 4, "eom_token_id": 0}
+    sizes = {"attention.head_count": 4, "embedding_length": 64, "feed_forward_length": 96, "block_count": 1, "context_length": 64}
+    fields = {f"tokenizer.ggml.{name}": value for name, value in known.items()} | {"general.architecture": "llama"}
+    fields |= {f"llama.{name}": value for name, value in (sizes | {"attention.layer_norm_rms_epsilon": 1e-6}).items()}
+    assert gguf_file.config_of(fields, {"token_embd.weight": np.ones((64, 6))})["eos_token_id"] == [4, 0, 1, 3]
 
 
 @pytest.mark.parametrize("pre", gguf_file.PRE_TOKENIZERS)
