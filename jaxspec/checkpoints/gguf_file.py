@@ -246,6 +246,8 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
     if kind == "llama":
         tokenizer, adds_bos = sentence_pieces(fields), True
     elif kind == "gpt2" and name in PRE_TOKENIZERS:
+        if name == "default":
+            logger.warning("the file does not name its pre-tokenizer: GPT-2's may split numbers and punctuation unlike in training")
         tokenizer, adds_bos = byte_pairs(fields, PRE_TOKENIZERS[name]), PRE_TOKENIZERS[name].adds_bos
     else:
         known = ", ".join(PRE_TOKENIZERS)

@@ -292,10 +292,11 @@ def test_answers_end_at_every_token_that_llama_cpp_ends_them_at():
 
 
 @pytest.mark.parametrize("pre", gguf_file.PRE_TOKENIZERS)
-def test_tokenizers_split_text_as_they_say(tmp_path: Path, pre: str):
+def test_tokenizers_split_text_as_they_say(tmp_path: Path, caplog: pytest.LogCaptureFixture, pre: str):
     file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tokenizer={"pre": pre})
     write_directory(file, tmp_path / "read")
     tokenizer, how = load_tokenizer(tmp_path / "read"), gguf_file.PRE_TOKENIZERS[pre]
+    assert caplog.text.count("the file does not name its pre-tokenizer: GPT-2's") == (pre == "default")
     assert tokenizer is not None and tokenizer.chat_template == TEMPLATE
     for text in TEXTS:
         decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
