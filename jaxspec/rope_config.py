@@ -37,15 +37,24 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: dict) -> "RopeConfig":
-        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5)."""
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5). If it has both, as where
+        a model's card says to add rope_scaling, that comes first. Raises ValueError, naming it, for what is not supported."""
+        scaling: dict = {}
+        for given in (config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+            kinds = [given[key] for key in ("rope_type", "type") if given.get(key)]
+            scaling |= {key: each for key, each in given.items() if each is not None} | ({"rope_type": kinds[0]} if kinds else {})
+        kind = scaling.get("rope_type", "default")
+        if apart := [key for key, each in scaling.items() if isinstance(each, dict)]:
+            raise ValueError(f"rope parameters of their own for {apart[0]!r:.80} are not supported: expected one set for all layers")
+        if kind in ("linear", "llama3", "yarn") and not scaling.get("factor"):
+            raise ValueError(f"the rope type {kind!r} needs a factor, and config.json has none")
         for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():
             if scaling.get(key) not in (None, neutral):
                 raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
         trained = config.get("max_position_embeddings") if kind == "yarn" else None
         settings = {"attention_factor": yarn_factor(scaling)} if kind == "yarn" else {}
-        named_alike = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+        named_alike = ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"]
+        named_alike += ["attention_factor"] if kind == "yarn" else []
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
             kind=kind,

@@ -276,6 +276,26 @@ def test_rope_parameters_are_followed_or_refused():
     for wrong in ({"truncate": False}, {"partial_rotary_factor": 0.5}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* of the rope parameters is not supported"):
             RopeConfig.from_hf({"rope_parameters": yarn | wrong})
+    linear = {"rope_type": "linear", "factor": 2.0, "attention_factor": 3.0}
+    assert RopeConfig.from_hf({"rope_scaling": linear}) == RopeConfig(kind="linear", factor=2.0), "only YaRN scales attention"
+
+
+def test_yarn_beside_the_parameters_of_transformers_5_counts():
+    """As where a model's card says to add it."""
+    own, added = {"rope_type": "default", "rope_theta": 1e6}, {"factor": 4.0, "original_max_position_embeddings": 64}
+    for name in ("rope_type", "type"):
+        rope = RopeConfig.from_hf({"rope_parameters": own, "rope_scaling": added | {name: "yarn", "rope_theta": None}})
+        assert (rope.kind, rope.theta, rope.factor, rope.original_max_position) == ("yarn", 1e6, 4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [({"full_attention": {"rope_type": "default"}}, "of their own for 'full_attention'")]
+    + [({"rope_type": kind}, f"the rope type '{kind}' needs a factor") for kind in ("linear", "llama3", "yarn")],
+)
+def test_rope_parameters_that_say_too_little_or_too_much_are_refused(rope, message):
+    with pytest.raises(ValueError, match=message):
+        RopeConfig.from_hf({"rope_parameters": rope})
 
 
 @pytest.mark.parametrize(
