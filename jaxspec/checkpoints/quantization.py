@@ -117,6 +117,9 @@ def _quantised(source: Source, scheme: Scheme, infos: Mapping[str, TensorInfo]) 
     def is_quantised(module: str, rows: int) -> bool:
         if not infos:
             return scheme.covers(module)
+        weight = infos.get(f"{module}.weight")
+        if weight is not None and weight.dtype.name.startswith("float8") and scheme.covers(module):
+            return True  # without its scale, too, so that this is missed
         return not scheme.needed(module, rows, k, infos).keys().isdisjoint(infos.keys() - {f"{module}.weight"})
 
     found = {module for module, rows in modules if is_quantised(module, rows)}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.layers import causal_metadata
@@ -274,6 +275,17 @@ def test_missing_tensors_and_another_quantisation_are_named(tmp_path, caplog):
     tensors.pop("model.layers.0.mlp.up_proj.weight_scale")
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(ValueError, match=r"mlp\.gate_proj are quantised, but not what is computed with them"):
+        load_target(stored, jnp.float32)
+
+
+def test_a_missing_scale_of_fp8_weights_is_named(tmp_path):
+    """Without it they would be read as numbers of the scale 1."""
+    stored, _ = published(tmp_path, "FP8 in blocks", num_layers=1)
+    name = "model.layers.0.mlp.down_proj.weight_scale_inv"
+    with Checkpoint(stored) as checkpoint:
+        tensors = {each: checkpoint.read(each) for each in checkpoint.infos if each != name}
+    save_file(tensors, stored / "model.safetensors")
+    with pytest.raises(ValueError, match=f"tensor '{name}' is missing"):
         load_target(stored, jnp.float32)
 
 
