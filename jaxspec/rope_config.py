@@ -45,7 +45,9 @@ class RopeConfig:
             scaling |= {key: each for key, each in given.items() if each is not None} | ({"rope_type": kinds[0]} if kinds else {})
         kind = scaling.get("rope_type", "default")
         if apart := [key for key, each in scaling.items() if isinstance(each, dict)]:
-            raise ValueError(f"rope parameters of their own for {apart[0]!r:.80} are not supported: expected one set for all layers")
+            raise ValueError(
+                f"rope parameters of their own for {apart[0]!r:.80} are not supported: expected one set for all layers"
+            )
         if kind in ("linear", "llama3", "yarn") and not scaling.get("factor"):
             raise ValueError(f"the rope type {kind!r} needs a factor, and config.json has none")
         for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():

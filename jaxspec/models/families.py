@@ -15,11 +15,15 @@ class Family(NamedTuple):
     qk_norm: bool = False
     attention_bias_means_more: bool = True
     """In this family `attention_bias: true` also adds a bias to the output projection, which is not supported here."""
+    may_switch_window: bool = True
+    """In this family `use_sliding_window: false` turns a window off. False: its number alone turns it on."""
 
 
 FAMILIES = {
-    "llama": Family("Llama 2, 3, 3.1, 3.2, 3.3 and models with their layout (Vicuna, DeepSeek-R1-Distill-Llama)"),
-    "mistral": Family("Mistral (dense, without a sliding window: 7B from v0.2 on)"),
+    "llama": Family(
+        "Llama 2, 3, 3.1, 3.2, 3.3 and models with their layout (Vicuna, DeepSeek-R1-Distill-Llama)", may_switch_window=False
+    ),
+    "mistral": Family("Mistral (dense, without a sliding window: 7B from v0.2 on)", may_switch_window=False),
     "qwen2": Family("Qwen2, Qwen2.5 (dense)", qkv_bias=True, attention_bias_means_more=False),
     "qwen3": Family("Qwen3 (dense)", qk_norm=True),
     "mimo": Family("MiMo-7B, with its MTP layer as a draft head", qkv_bias=True, attention_bias_means_more=False),
@@ -35,4 +39,8 @@ def target_config(config: dict) -> ModelConfig:
     family = FAMILIES[name]
     if config.get("attention_bias") and family.attention_bias_means_more:
         raise ValueError(f"config.json: attention_bias=True is not supported for {name} (it adds a bias to the output projection)")
+    if config.get("sliding_window") is not None and not family.may_switch_window:
+        raise ValueError(
+            f"config.json: sliding_window={short(config['sliding_window'])} is not supported for {name} (only None is)"
+        )
     return ModelConfig.from_hf(config, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
