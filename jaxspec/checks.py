@@ -230,7 +230,10 @@ def is_int(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a finite number, NumPy's included."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def require_least(settings: object, least: Mapping[str, int]) -> None:

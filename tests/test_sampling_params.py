@@ -23,7 +23,7 @@ NAN, INF = math.nan, math.inf
 NOT_WHOLE, NOT_NUMBERS = ["4", 4.0, True, None, [4]], ["1", True, None, [1.0], NAN, INF, -INF]
 BAD = {
     "max_tokens": [*NOT_WHOLE, 0, -1],
-    "temperature": [*NOT_NUMBERS, -0.1, 100.1, 0.00005],
+    "temperature": [*NOT_NUMBERS, -0.1, 100.1, 0.00005, 10**400],
     "top_k": [*NOT_WHOLE, -2],
     "top_p": [*NOT_NUMBERS, 0, 0.0, -0.1, 1.01],
     "min_p": [*NOT_NUMBERS, -0.1, 1.01],
