@@ -11,7 +11,8 @@ from convert.converting import file_sha256, sha256
 from jaxspec.checkpoints.converted import DRAFT, is_converted, manifest_digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import load_head, load_target, target_model_config
 from jaxspec.checkpoints.parameter_store import parameter_name
-from jaxspec.models.layers import causal_metadata
+from jaxspec.models.block import BlockHead
+from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 
 TOKENS = 64
@@ -58,6 +59,11 @@ def _head_logits(target: LoadedTarget, head: LoadedHead) -> np.ndarray:
     model, module, tokens = target.merge(target.params), head.merge(head.params), jnp.asarray(_tokens(target.config.vocab_size))
     rows = causal_metadata(1, TOKENS)
     features = model(tokens, rows, capture=head.config.captured_layers).features
+    if isinstance(module, BlockHead):  # the tokens as a block behind themselves, all of which sees everything
+        all_seen = AttentionMetadata.of_window(TOKENS + rows.positions, jnp.ones((1, TOKENS, 2 * TOKENS), bool))
+        metadata, windows = [all_seen] * head.config.layer.num_layers, module.keys_values(features, rows.positions)
+        logits = module.logits(module(module.embed(tokens, model), metadata, None, windows), model)
+        return np.asarray(logits + module.bias(tokens) if module.is_conditional else logits)
     out = module(module.embed(jnp.roll(tokens, -1, 1), model), module.project(features), rows)
     return np.asarray(module.logits(out.hidden, model))
 

@@ -157,6 +157,15 @@ def test_every_kind_of_head_is_exported_or_refused_in_every_dialect(tmp_path, ca
     assert written == {("MTP", "mimo"), ("EAGLE", "safeailab"), ("EAGLE", "sglang"), *eagle3, *blocks}
 
 
+@pytest.mark.parametrize("rank", [None, 4], ids=["DFlash", "DSpark"])
+def test_check_compares_block_heads(tmp_path, capsys, rank):
+    model = tiny_target(num_layers=2)
+    target = write_target(tmp_path / "target", model)
+    head = write_head(tmp_path / "head", random_block(model.config, markov_rank=rank))
+    assert main([str(head), str(tmp_path / "converted"), "--target", str(target), "--check", "--quiet"]) == 0
+    assert "draft head: largest difference 0 on" in capsys.readouterr().out
+
+
 def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):
     (tmp_path / "map.json").write_text("[5, 9, 2]")
     how = ["--token-map", str(tmp_path / "map.json"), "--check", "--quiet"]
