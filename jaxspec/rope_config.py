@@ -37,8 +37,8 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: dict) -> "RopeConfig":
-        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5). If it has both, as where
-        a model's card says to add rope_scaling, that comes first. Raises ValueError, naming it, for what is not supported."""
+        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5). If it has both, as
+        where a model's card says to add rope_scaling, that comes first. Raises ValueError, naming it, for what is not supported."""
         scaling: dict = {}
         for given in (config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
             kinds = [given[key] for key in ("rope_type", "type") if given.get(key)]

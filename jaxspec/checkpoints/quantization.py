@@ -48,11 +48,14 @@ class QuantizedStack:
     k: int
     infos: Mapping[str, TensorInfo]
     """Those of the checkpoint; empty without files."""
+    idle_biases: frozenset[str] = frozenset()
+    """Tensors that AutoGPTQ writes for layers without a bias: they must be zeros."""
 
     def needed(self) -> dict[str, Needed]:
         found: dict[str, Needed] = {}
         for module, rows in self.modules:
             found |= self.scheme.needed(module, rows, self.k, self.infos)
+            found |= {name: Needed((rows,)) for name in (f"{module}.bias",) if name in self.idle_biases}
         return found
 
     @property
@@ -90,6 +93,8 @@ class QuantizedStack:
         for module, rows in self.modules:
             if isinstance(self.scheme, Gptq) and f"{module}.g_idx" in self.infos:
                 self.scheme.check_order(module, self.k, read)
+            if (bias := f"{module}.bias") in self.idle_biases and read(bias).any():
+                raise ValueError(f"tensor {bias!r} is not zero, and the model has no bias there")
             yield self.scheme.numbers(module, rows, self.k, read)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
@@ -102,13 +107,15 @@ def quantised_plan[Config](plan: TensorPlan, config: dict, infos: Mapping[str, T
     scheme = read_scheme(config)
     if scheme is None:
         return plan
-    layout = {keys: _quantised(source, scheme, infos) for keys, source in plan.layout.items()}
+    biases = frozenset(name for name in infos if name.endswith(".bias")) - plan.needed().keys()
+    layout = {keys: _quantised(source, scheme, infos, biases) for keys, source in plan.layout.items()}
     unused = (source.unused for source in layout.values() if isinstance(source, QuantizedStack))
     return replace(plan, layout=layout, ignored=plan.ignored.union(*unused))
 
 
-def _quantised(source: Source, scheme: Scheme, infos: Mapping[str, TensorInfo]) -> Source:
-    """The source, or its quantised tensors: those in the files or, without files, all that the scheme covers."""
+def _quantised(source: Source, scheme: Scheme, infos: Mapping[str, TensorInfo], biases: frozenset[str]) -> Source:
+    """The source, or its quantised tensors: those in the files or, without files, all that the scheme covers. `biases`: those
+    in the files that the model has no place for."""
     if not isinstance(source, Stack) or not source.is_kernel:
         return source
     (k,) = source.columns
@@ -127,7 +134,8 @@ def _quantised(source: Source, scheme: Scheme, infos: Mapping[str, TensorInfo]) 
         return source
     if len(found) < len(modules):
         raise ValueError(f"{', '.join(sorted(found))} are quantised, but not what is computed with them in one product")
-    return QuantizedStack(scheme, modules, k, infos)
+    idle = biases & {f"{module}.bias" for module, _ in modules} if isinstance(scheme, Gptq) else frozenset[str]()
+    return QuantizedStack(scheme, modules, k, infos, idle)
 
 
 def read_scheme(config: dict) -> Scheme | None:

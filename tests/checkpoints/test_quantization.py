@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,20 @@ def test_missing_tensors_and_another_quantisation_are_named(tmp_path, caplog):
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(ValueError, match=r"mlp\.gate_proj are quantised, but not what is computed with them"):
         load_target(stored, jnp.float32)
+
+
+def test_biases_of_gptq_are_zeros_or_refused(tmp_path):
+    """AutoGPTQ writes one for every layer."""
+    stored, _ = published(tmp_path, "GPTQ", num_layers=1)
+    tensors, name = load_file(stored / "model.safetensors"), "model.layers.0.mlp.down_proj.bias"
+    for bias, message in (
+        (np.zeros(128), None),
+        (np.ones(128), f"'{name}' is not zero, and the model"),
+        (np.zeros(8), "has shape"),
+    ):
+        save_file(tensors | {name: bias.astype(np.float16)}, stored / "model.safetensors")
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            load_target(stored, jnp.float32)
 
 
 def test_a_missing_scale_of_fp8_weights_is_named(tmp_path):
