@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, Needed
@@ -19,6 +20,8 @@ ReadTensor = Callable[[str], np.ndarray]
 ViewTensor = Callable[[str], Tensor]
 COPIED = 256
 """Rows that are copied at once."""
+MIXABLE = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
+"""Tensors of these that become one parameter all become float32, which changes none of their numbers."""
 
 
 class Source(Protocol):
@@ -125,6 +128,8 @@ class Stack(NamedTuple):
     def view(self, read: ViewTensor) -> Stacked:
         """The parameter before its tensors are joined."""
         parts = [read(name) for name, _ in self.tensors]
+        if len({part.dtype for part in parts}) > 1 and all(part.dtype in MIXABLE for part in parts):  # GGUF files mix them
+            parts = [part if part.dtype == np.float32 else np.asarray(part).astype(np.float32) for part in parts]
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
             raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")

@@ -5,6 +5,7 @@ import json
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Decoding, StoredRows
 from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
@@ -197,6 +199,24 @@ def test_quantised_weights_are_near(tmp_path: Path, name: str, error: float):
     loaded = load_target(tmp_path / "read", np.float32)
     found, expected = (params["lm_head"]["kernel"] for params in (loaded.params, model.params))
     assert 0 < np.abs(found - expected).max() < error * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("storing", [Storing.DENSE, Storing.ROWS])
+def test_kinds_may_be_mixed_within_a_projection(tmp_path: Path, storing: Storing):
+    kinds = {"attn_q": "F16", "attn_k": "Q8_0", "attn_v": "BF16", "ffn_up": "F16"}
+    model = tiny_target(**SIZES | {"num_layers": 1}, **MODELS["llama"])
+    file = write(
+        tmp_path / "model.gguf",
+        model,
+        "llama",
+        lambda name: getattr(gguf.GGMLQuantizationType, kinds.get(name.split(".")[-2], "F32")),
+    )
+    write_directory(file, tmp_path / "read")
+    loaded = load_target(tmp_path / "read", np.float32, storing=storing)
+    layers = [each.merge(each.params).layers[0] for each in (loaded, model)]
+    for names in (("self_attn", "qkv_proj"), ("mlp", "gate_up_proj")):
+        found, expected = (np.asarray(reduce(getattr, names, layer).weight.dense(np.float32)) for layer in layers)
+        assert found.dtype == np.float32 and 0 < np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
 
 
 def q4_k(block: np.ndarray) -> np.ndarray:

@@ -168,9 +168,9 @@ def changed(directory, change):
         ),
         (
             lambda tensors: tensors.update(
-                {"model.layers.0.self_attn.k_proj.weight": tensors["model.layers.0.self_attn.k_proj.weight"].astype(np.float16)}
+                {"model.layers.0.self_attn.k_proj.weight": tensors["model.layers.0.self_attn.k_proj.weight"].astype(np.float64)}
             ),
-            r"must have one dtype, but .*q_proj.weight is float32, .*k_proj.weight is float16",
+            r"must have one dtype, but .*q_proj.weight is float32, .*k_proj.weight is float64",
         ),
     ],
 )
