@@ -9,7 +9,7 @@ import numpy as np
 from convert.converting import COPIED
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest, stored_arrays
-from jaxspec.checkpoints.exporting import Exported, head_checkpoint
+from jaxspec.checkpoints.exporting import Exported, head_checkpoint, warn_of_unread
 from jaxspec.checkpoints.heads import head_plan
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import Keys, Layout
@@ -64,6 +64,7 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
     manifest = read_manifest(where)
     _whole(manifest.head.layer)
     exported = head_checkpoint(manifest.head, dialect)
+    warn_of_unread(manifest.head, dialect)
     if manifest.token_map is not None:
         warnings.warn("no dialect has a place for a token map: give it again with --speculative-token-map", stacklevel=2)
     arrays = stored_arrays(where, manifest.head, doing="exporting", progress=progress)
@@ -84,6 +85,7 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
         plan = head_plan(checkpoint, read_config(source), target_model_config(target))
         plan.check(checkpoint)
         exported = head_checkpoint(plan.config, dialect)
+        warn_of_unread(plan.config, dialect)
         arrays = ((keys, part.join(checkpoint.read)) for keys, part in plan.layout.items())
         dtype = next(checkpoint.infos[name].dtype for name, needed in plan.needed().items() if needed.floating)
         _write(output, exported, arrays, str(dtype))

@@ -33,11 +33,7 @@ class Exported(NamedTuple):
 
 
 def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
-    """The head's config.json and layout in a dialect.
-
-    Warns if a setting is written that the dialect's own engine does not read. Raises ValueError for a dialect that is
-    unknown or can't hold this head.
-    """
+    """The head's config.json and layout in a dialect. Raises ValueError for one that is unknown or can't hold this head."""
     if dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
     if isinstance(config, MTPConfig) and dialect == "mimo":
@@ -54,9 +50,21 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
     raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
 
 
+def warn_of_unread(config: HeadConfig, dialect: str) -> None:
+    """Warns of each setting that is written in a dialect whose own engine does not read it."""
+    if not isinstance(config, Eagle3Config) or dialect == "speculators":
+        return
+    unread = {"norm_before_residual=true is": config.norm_before_residual, "biases of q, k and v are": config.layer.qkv_bias}
+    if dialect == "safeailab":
+        unread |= {f"{name}=true is": vars(config)[name] for name in ("norm_output", "fc_norm", "norm_before_fc")}
+        last = config.captured_layers[-1]
+        unread["the choice of the target's layers is"] = config.captured_layers != (2, (last + 3) // 2, last)
+    engine = "SGLang 0.5.23" if dialect == "sglang" else "SafeAILab's code"
+    for what in (name for name, is_set in unread.items() if is_set):
+        warnings.warn(f"{what} written, but {engine} does not read that", stacklevel=3)
+
+
 def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
-    if config.norm_before_residual:
-        warnings.warn("norm_before_residual=true is written, but SGLang 0.5.23 and SafeAILab's code don't read it", stacklevel=4)
     if 0 in config.captured_layers:
         raise ValueError(f"the head reads the input of layer 0, which the {dialect} dialect can't name: it names layers by output")
     settings: dict[str, Any] = {

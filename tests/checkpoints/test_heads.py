@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint
+from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint, warn_of_unread
 from jaxspec.checkpoints.layouts import captured_layers
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
@@ -353,19 +353,36 @@ def test_a_head_written_in_each_dialect_is_the_same_head(tmp_path, name):
 def test_what_a_dialect_cannot_say(tmp_path):
     normed = load_head(speculators().write(tmp_path / "normed"), tiny_target())
     with pytest.warns(UserWarning, match="norm_before_residual=true is written, but SGLang"):
-        head_checkpoint(normed.config, "sglang")
+        warn_of_unread(normed.config, "sglang")
     first = load_head(speculators(norm_before_residual=False, **{IDS: [0, 3, 8]}).write(tmp_path / "first"), tiny_target())
     with pytest.raises(ValueError, match="reads the input of layer 0, which the sglang dialect can't name"):
         head_checkpoint(first.config, "sglang")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        head_checkpoint(first.config, "speculators")
+    head_checkpoint(first.config, "speculators")
     with pytest.raises(ValueError, match=r"dialect must be one of safeailab, .*deepspec; got 'gguf'"):
         head_checkpoint(first.config, "gguf")
     mtp = random_mtp(tiny_config())
     assert isinstance(mtp.config, MTPConfig)
     with pytest.raises(ValueError, match="MTP heads can't be written in the sglang dialect"):
         head_checkpoint(mtp.config, "sglang")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "of_sglang"),
+    [
+        ({}, [], 0),
+        ({"captured_layers": (2, 16, 29)}, [], 0),
+        ({"captured_layers": (1, 4, 5)}, ["the choice of the target's layers is"], 0),
+        (dict.fromkeys(names := ("norm_output", "fc_norm"), True), [f"{name}=true is" for name in names], 0),
+        ({"norm_before_fc": True}, ["norm_before_fc=true is"], 0),
+        ({"layer": tiny_config(num_layers=1, qkv_bias=True)}, ["biases of q, k and v are"], 1),
+    ],
+)
+def test_what_an_engine_does_not_read_is_said(changes, said, of_sglang):
+    config = replace(random_head(tiny_config()).config, **changes)
+    for dialect, expected in (("safeailab", said), ("sglang", said[:of_sglang]), ("speculators", [])):
+        with warnings.catch_warnings(record=True, action="always") as found:
+            warn_of_unread(config, dialect)
+        assert [str(each.message).split(" written, but ")[0] for each in found] == expected
 
 
 def test_an_mtp_layer_is_written_alone(tmp_path):
