@@ -5,8 +5,8 @@ or memory, and a thread can't be stopped. So it runs in a process with limits, w
 nothing of jaxspec or transformers, so that the process starts in a fifth of a second.
 
 The process reads one JSON object per line from its standard input, a socket. The first is {"template", "variables",
-"max_characters"}, and the reply {"names"} that the template reads; each further one is {"variables"}, and the reply {"text"}. Any
-reply can be {"error"}.
+"max_characters", "parts"}, and the reply {"names"} that the template or its parts read; each further one is {"variables"}, and the
+reply {"text"}. Any reply can be {"error"}.
 """
 
 import contextlib
@@ -65,8 +65,8 @@ class RenderError(ValueError):
 class ChatTemplate:
     """Renders conversations in processes that are replaced when they exceed a limit. Thread-safe; close() ends the processes.
 
-    `source` is the template's file, for errors; `stop` are strings that end an answer. Raises ValueError if the text is not a valid
-    template.
+    `source` is the template's file, for errors; `stop` are strings that end an answer; `for_tools` is the text where there are
+    tools. Raises ValueError if a text is not a valid template.
     """
 
     def __init__(
@@ -76,10 +76,12 @@ class ChatTemplate:
         source: str,
         *,
         stop: Sequence[str] = (),
+        for_tools: str | None = None,
         seconds: float = RENDER_SECONDS,
         max_characters: int = MAX_CHARACTERS,
     ):
-        self.text, self.stop = text, tuple(stop)
+        self.text, self.stop = text if for_tools is None else _by_tools(for_tools, text), tuple(stop)
+        self._parts = [] if for_tools is None else [text, for_tools]
         self._variables = {**special_tokens, "tools": None, "documents": None}
         self._source, self._seconds, self._max_characters = source, seconds, max_characters
         self._is_open = True
@@ -95,7 +97,7 @@ class ChatTemplate:
     def of_model(
         cls, tokenizer: "Tokenizer | None", text: str | None = None, source: str = "the chat template", stop: Sequence[str] = ()
     ) -> Self | None:
-        """The given text, else the tokenizer's template (of several the one named default), else None.
+        """The given text, else the tokenizer's template (of several default, and tool_use where there are tools), else None.
 
         Raises ValueError for a text without a tokenizer, for several templates without a default, and for an invalid template.
         """
@@ -103,13 +105,14 @@ class ChatTemplate:
             if text is not None:
                 raise ValueError(f"{source} can't be used: the model has no tokenizer")
             return None
+        for_tools = None
         if text is None:
             text, source = tokenizer.chat_template, _template_file(tokenizer.name_or_path)
             if isinstance(text, dict):
                 if "default" not in text:
                     raise ValueError(f"{source} has chat templates named {', '.join(text)}, but no default: give --chat-template")
-                text = text["default"]
-        return None if text is None else cls(text, tokenizer.special_tokens_map, source, stop=stop)
+                for_tools, text = text.get("tool_use"), text["default"]
+        return None if text is None else cls(text, tokenizer.special_tokens_map, source, stop=stop, for_tools=for_tools)
 
     def render(
         self,
@@ -183,7 +186,7 @@ class ChatTemplate:
         """A process that has compiled the template, and the names that the template reads. Raises ValueError."""
         process = ChildProcess()
         request = {"template": self.text, "variables": self._variables, "max_characters": self._max_characters}
-        reply = self._ask(process, request, START_SECONDS)
+        reply = self._ask(process, request | {"parts": self._parts}, START_SECONDS)
         if "error" in reply:
             process.close()
             raise ValueError(f"{self._source} is not a valid chat template: {reply['error']}")
@@ -205,6 +208,12 @@ class ChatTemplate:
 def _quote(text: str) -> str:
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if len(quoted) <= MAX_QUOTED else quoted[: MAX_QUOTED - 3] + "..."
+
+
+def _by_tools(having: str, lacking: str) -> str:
+    """One template of two. No whitespace changes: a tag takes the line's end behind it along; a plus keeps what is before it."""
+    having, lacking = (each.removesuffix("\n") for each in (having, lacking))  # as jinja2 does at a template's end
+    return f"{{% if tools %}}\n{having}{{%+ else %}}\n{lacking}{{%+ endif %}}"
 
 
 def _template_file(directory: str) -> str:
@@ -266,11 +275,12 @@ class Renderer:
             return {"names": self.load(**request)}
         return {"text": self.render(request["variables"])}
 
-    def load(self, template: str, variables: Mapping[str, Any], max_characters: int) -> list[str]:
-        """The names that the template reads, without those of jinja2's functions."""
+    def load(self, template: str, variables: Mapping[str, Any], max_characters: int, parts: Sequence[str] = ()) -> list[str]:
+        """The names that the template, or its parts, read, without those of jinja2's functions."""
         self._template = self._environment.from_string(template)
         self._variables, self._max_characters = dict(variables), max_characters
-        return sorted(meta.find_undeclared_variables(self._environment.parse(template)))
+        parsed = map(self._environment.parse, parts or [template])
+        return sorted(set().union(*map(meta.find_undeclared_variables, parsed)))
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text. Raises ValueError if it gets too long."""

@@ -24,6 +24,7 @@ from jaxspec.text import chat_template
 from jaxspec.text.chat_formats import CHAT_FORMATS
 from jaxspec.text.chat_template import PROCESSES, ChatTemplate, ChildProcess, RenderError
 from jaxspec.text.tokenizer import load_tokenizer
+from jaxspec.text.tool_formats import takes_tools
 from tests.server.conftest import wait_until
 from tests.server.fakes import byte_tokenizer
 from tests.server.templates import ATTACKS, QWEN_3, WELL_KNOWN
@@ -186,11 +187,23 @@ def test_a_developers_message_is_a_systems():
             assert template.render(messages) == template.render([{"role": "system", "content": "short"}, *USER])
 
 
-def test_of_several_the_default():
-    made = byte_tokenizer()
-    made.chat_template = {"tool_use": "tools", "default": "by default"}
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [("", ""), ("\n", "\n"), ("  ", "  "), ("  {% if 1 %}", "\n\n "), ("{%- set x = 1 -%} \n", "{#- #}\n")],
+)
+def test_of_several_the_default_or_that_for_tools(start: str, end: str):
+    made, closed = byte_tokenizer(), "{% endif %}" if "if" in start else ""
+    texts = {name: f"{start}{name} {{{{ {name} }}}}{closed}{end}" for name in ("tool_use", "default")}
+    made.chat_template = texts | {"rag": "documents"}
     with ChatTemplate.of_model(made) as template:
-        assert template.render(USER) == "by default"
+        assert template.options == ["default", "tool_use"] and takes_tools(template.text)
+        for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+            expected = made.apply_chat_template(USER, tools=tools, tokenize=False, tool_use=7)
+            assert template.render(USER, {"tool_use": 7}, tools=tools) == expected
+
+
+def test_of_several_without_a_default_none():
+    made = byte_tokenizer()
     made.chat_template = {"tool_use": "tools", "rag": "documents"}
     with pytest.raises(ValueError, match="named tool_use, rag, but no default"):
         ChatTemplate.of_model(made)
