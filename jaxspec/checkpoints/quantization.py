@@ -155,6 +155,8 @@ def unsupported(what: str) -> ValueError:
 
 
 def _compressed_tensors(settings: dict[str, Any]) -> Scheme | None:
+    if settings.get("transform_config"):  # rotations of weights and activations
+        raise unsupported("a transform_config")
     groups = settings.get("config_groups")
     if groups == {}:  # only the cache is quantised
         return None

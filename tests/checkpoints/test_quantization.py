@@ -242,6 +242,10 @@ def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
         (compressed("pack-quantized", num_bits=8, type="int", strategy="channel"), "format 'pack-quantized' of 8 bits"),
         (compressed("pack-quantized", **HALVES, strategy="group", group_size=128, actorder="group"), "actorder 'group'"),
         (compressed("float-quantized", **FLOATS, strategy="channel") | {"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme"),
+        (
+            compressed("int-quantized", **INTS) | {"transform_config": {"config_groups": {"R1": {}}}},
+            "with a transform_config is not",
+        ),
         ({"quant_method": 7}, "quant_method must be a string"),
         ([4], r"quantization_config must be an object, got \[4\]"),
     ],
