@@ -180,6 +180,8 @@ def directory_for(file: Path) -> Path:
 
 def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """The contents of config.json."""
+    if (parts := fields.get("split.count", 1)) > 1:
+        raise ValueError(f"it is one of {parts} parts of a file: join them first, with llama-gguf-split --merge")
     kind = fields["general.architecture"]
     if kind not in ARCHITECTURES:
         raise ValueError(f"the architecture {str(kind)[:80]!r} is not supported; supported: {', '.join(ARCHITECTURES)}")

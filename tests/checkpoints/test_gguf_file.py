@@ -375,6 +375,7 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
         ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
         ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
         ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
+        ("llama", {"numbers": {"split.count": 2}}, "it is one of 2 parts of a file: join them first, with llama-gguf-split --merge"),
         ("llama", {"numbers": {"llama.rope.dimension_count": 8}}, "rope.dimension_count=8 is not supported: expected .* 16"),
         ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
     ],
