@@ -72,6 +72,7 @@ PRE_TOKENIZERS = {
     "llama-bpe": PreTokenizer(_WORDS % r"\p{N}{1,3}", whole_words=True, adds_bos=True),
     "qwen2": PreTokenizer(_WORDS % r"\p{N}", normalizes=True),
 }
+PRE_TOKENIZERS["deepseek-r1-qwen"] = PRE_TOKENIZERS["qwen2"]  # as in llama.cpp
 
 
 def write_directory(file: Path, directory: Path) -> None:
