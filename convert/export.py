@@ -88,7 +88,7 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
         warn_of_unread(plan.config, dialect)
         arrays = ((keys, part.join(checkpoint.read)) for keys, part in plan.layout.items())
         dtype = next(checkpoint.infos[name].dtype for name, needed in plan.needed().items() if needed.floating)
-        _write(output, exported, arrays, str(dtype))
+        _write(output, exported, arrays, str(dtype) if dtype.itemsize > 1 else "float32")  # FP8 is written dequantised
 
 
 def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None:

@@ -25,7 +25,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
-from jaxspec.checkpoints.writing import fresh_directory
+from jaxspec.checkpoints.writing import fresh_directory, write_checkpoint
 from jaxspec.testing import (
     engine_target,
     random_block,
@@ -168,6 +168,19 @@ def test_a_head_may_be_exported_without_converting(target, tmp_path):
     assert same(load_head(directory, model).params, load_head(tmp_path / "other", model).params)
     with pytest.raises(ValueError, match="was not converted: give --target"):
         export_head(directory, tmp_path / "another", "sglang")
+
+
+def test_an_fp8_head_is_exported_as_the_float32_it_stands_for(target, tmp_path):
+    head = eagle3_llama31()
+    matrices = {name: each for name, each in head.tensors.items() if each.ndim == 2 and not name.startswith("lm_head")}
+    stored = {name: each.astype(jnp.float8_e4m3fn) for name, each in matrices.items()}
+    scales = {name + "_scale": np.ones(1, np.float32) for name in matrices}
+    config = head.config | {"quantization_config": {"quant_method": "fp8"}}
+    write_checkpoint(tmp_path / "original", config, (head.tensors | stored | scales).items())
+    export_head(tmp_path / "original", tmp_path / "back", "sglang", target=target)
+    assert json.loads((tmp_path / "back/config.json").read_text())["torch_dtype"] == "float32"
+    tensors = load_file(tmp_path / "back/model.safetensors")
+    assert all(np.array_equal(tensors[name], each.astype(np.float32)) for name, each in stored.items())
 
 
 def test_exports_warn_of_what_is_lost(target, tmp_path):
