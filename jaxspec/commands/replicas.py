@@ -10,6 +10,7 @@ import ctypes
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -107,7 +108,8 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
     urls = [replica.url for replica in replicas]
     address = ("--host", arguments.host, "--port", str(arguments.port))
     metrics = ("--prometheus-host", LOOPBACK, "--prometheus-port", str(ports[0]))
-    command = [sys.executable, "-m", f"{router}.launch_router", *address, *metrics, *SETTINGS, "--worker-urls", *urls]
+    closed = ("--control-plane-api-keys", f"id:jaxspec:admin:{secrets.token_hex(32)}")  # or who reaches it could add servers
+    command = [sys.executable, "-m", f"{router}.launch_router", *address, *metrics, *SETTINGS, *closed, "--worker-urls", *urls]
     logger.info("%d servers at %s; %s will be at http://%s:%d", len(urls), ", ".join(urls), router, arguments.host, arguments.port)
     return run_group(replicas, command, arguments.settings.shutdown_timeout + 10)
 

@@ -124,7 +124,8 @@ def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monkeypatch):
+def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.setattr(replicas, "find_spec", lambda name: name == router or None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     found = []
@@ -136,6 +137,8 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     [(servers, command, patience)] = found
     assert command[1:7] == ["-m", f"{router}.launch_router", "--host", "0.0.0.0", "--port", "8000"] and patience == 40
     assert command[-2:] == [server.url for server in servers] and all(word in command for word in SETTINGS)
+    *who, key = command[command.index("--control-plane-api-keys") + 1].split(":")  # of the router's own endpoints
+    assert who == ["id", "jaxspec", "admin"] and len(key) == 64 and caplog.text and key not in caplog.text
     read = [parse_arguments(server.command[3:]) for server in servers]
     assert [server.url for server in servers] == [f"http://{each.host}:{each.port}" for each in read]
     assert [(each.model, each.dp_size, each.host) for each in read] == [("org/model", 1, "127.0.0.1")] * 2
