@@ -181,8 +181,9 @@ def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], pa
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen:
-    """A process that is told to end when this one dies, however that happens."""
-    return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent)
+    """A process that is told to end when this one dies, however that happens; by this one alone: Ctrl-C in the terminal does not
+    reach it, as a second signal would cut off its requests."""
+    return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent, process_group=0)
 
 
 def end_all(processes: Sequence[subprocess.Popen], patience: float) -> None:

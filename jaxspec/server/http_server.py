@@ -4,7 +4,9 @@ import asyncio
 import math
 import re
 import resource
+import signal
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -30,6 +32,8 @@ MAX_UNUSED = 1000
 """Connections without a complete request, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
+AT_ONCE = 1.0
+"""Seconds in which a second SIGTERM says the same as the first: systemd tells every process of a service, and so does --dp-size."""
 
 
 class Requests(h11.Connection):
@@ -155,6 +159,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._engine, self._on_ready = app, engine, on_ready
+        self._told_at = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():  # connections inherit it: those that this server closes don't hold the address for a minute
@@ -175,7 +180,9 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came. uvicorn itself forces the end after a second SIGINT only, not after a second SIGTERM."""
-        if self.should_exit:
+        if not self.should_exit:
+            self._told_at = time.monotonic()
+        elif sig != signal.SIGTERM or time.monotonic() > self._told_at + AT_ONCE:
             self.force_exit = True
         super().handle_exit(sig, frame)
 

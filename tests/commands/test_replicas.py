@@ -13,7 +13,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import ROUTERS, SETTINGS, free_ports, own_gpus, own_options
+from jaxspec.commands.replicas import ROUTERS, SETTINGS, end_all, free_ports, own_gpus, own_options, start
 from jaxspec.commands.serve_options import parse_arguments
 
 SECONDS = 60
@@ -112,6 +112,15 @@ def test_a_server_that_can_not_start_ends_the_group(tmp_path):
         first = group.pid(0)
         assert group.process.wait(SECONDS) == 1 and group.has_ended(first)
     assert "a server has ended with status 1 before it was ready; the group ends" in group.log.read_text()
+
+
+def test_ctrl_c_in_the_terminal_reaches_the_group_alone():
+    """Which tells the others: two signals would cut off what runs."""
+    process = start(["sleep", "60"], os.environ)
+    try:
+        assert os.getpgid(process.pid) == process.pid
+    finally:
+        end_all([process], SECONDS)
 
 
 def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -240,6 +241,17 @@ class HungUp(Draining):
     def _ask(self) -> None:
         with pytest.raises(httpx.HTTPError):
             super()._ask()
+
+
+@pytest.mark.parametrize(("number", "seconds", "forces"), [("SIGTERM", 9, False), ("SIGTERM", 0, True), ("SIGINT", 9, True)])
+def test_two_that_tell_it_to_end_at_once_count_as_one(monkeypatch, number: str, seconds: float, forces: bool):
+    """systemd tells every process of a service, and a group of servers tells its own; two SIGINT come from a person."""
+    monkeypatch.setattr(http_server, "AT_ONCE", seconds)
+    server: Any = http_server.HttpServer(None, None, None)  # type: ignore[arg-type]
+    for _ in range(2):
+        time.sleep(0.001)
+        server.handle_exit(signal.Signals[number], None)
+    assert (server.should_exit, server.force_exit) == (True, forces)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
