@@ -93,9 +93,10 @@ class RunningRequests:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine had requests after its last step."""
+        """Whether a response is not over, also of a request that the engine does not have yet, as its grammar still compiles; or
+        the engine had requests after its last step."""
         stats = self.engine.stats
-        return self.engine.is_healthy and stats.running + stats.waiting > 0
+        return self.engine.is_healthy and (bool(self._engine_ids) or stats.running + stats.waiting > 0)
 
     def check_available(self) -> None:
         """Raises ApiError 503 while the server shuts down or the engine does not work."""

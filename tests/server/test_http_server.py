@@ -7,6 +7,8 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -179,14 +181,17 @@ class Draining(ServerThread):
 
     def __enter__(self) -> "Draining":
         super().__enter__()
+        self._begin()
+        self.server.should_exit = True
+        wait_until(lambda: httpx.get(f"{self.url}/health").status_code == 503)
+        return self
+
+    def _begin(self) -> None:
         self.fake.allow(0)
         self.client.start()
         wait_until(lambda: self.fake.running == 1)
         self.fake.allow(1)
         wait_until(lambda: self.engine.stats.running == 1)
-        self.server.should_exit = True
-        wait_until(lambda: httpx.get(f"{self.url}/health").status_code == 503)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.fake.allow(999)
@@ -227,6 +232,25 @@ def test_after_the_time_to_drain_the_rest_gets_an_error():
         draining.fake.allow(1)
     [answer] = draining.answers
     assert answer.status_code == 503 and "shutting down" in answer.text
+
+
+class Compiling(Draining):
+    """The grammar of its request compiles when the signal comes."""
+
+    def _begin(self) -> None:
+        asked: list[object] = []
+        self.compiled: Future[None] = Future()
+        self.engine.grammars = SimpleNamespace(tried=lambda each: asked.append(each) or self.compiled)  # type: ignore[assignment]
+        self.server.config.timeout_graceful_shutdown = 0
+        self.client.start()
+        wait_until(lambda: bool(asked))
+
+
+def test_what_the_engine_does_not_have_yet_may_finish_too():
+    with Compiling(shutdown_timeout=20) as draining:
+        time.sleep(0.2)
+        draining.compiled.set_result(None)
+    assert [answer.status_code for answer in draining.answers] == [200]
 
 
 def test_an_idle_server_ends_at_once():
