@@ -59,8 +59,10 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         run_to_the_end(arguments.hosts, partial(take_part, arguments))
     if arguments.dp_size > 1:
         try:
+            with listen(arguments.host, 0) as found:  # the router will listen there, at another port
+                warn_if_open(arguments, found)
             return serve_replicas(arguments, list(sys.argv[1:] if argv is None else argv))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return _refuse(arguments, str(error), 2)
     return load_and_serve(arguments, ALONE)
 
@@ -106,8 +108,7 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
     from jaxspec.engine.programs import ProgramError  # loads JAX
 
     with listener, contextlib.ExitStack() as stack:
-        if not is_loopback(listener) and arguments.settings.api_key is None:
-            logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
+        warn_if_open(arguments, listener)
         try:
             loaded = load_all(arguments, stack, group)
         except (ValueError, OSError) as error:
@@ -262,9 +263,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
-    return ip_address(listener.getsockname()[0]).is_loopback
+def warn_if_open(arguments: ServerArguments, listener: socket.socket) -> None:
+    """Logs it if other machines can connect and need no key."""
+    if not ip_address(listener.getsockname()[0]).is_loopback and arguments.settings.api_key is None:
+        logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -141,14 +141,16 @@ def test_the_pages_request_is_answered(name: str, hub: Hub, tmp_path: Path, monk
     [((), False), (("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), (("--host", "::1"), False)],
     ids=str,
 )
-def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog, flags, warns):
+@pytest.mark.parametrize("servers", ["1", "2"])
+def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog, flags, warns, servers):
     def no_model(*_: object) -> None:
         raise ValueError("enough")
 
-    monkeypatch.setattr("jaxspec.commands.serve_loading.load", no_model)
+    for name in ("jaxspec.commands.serve_loading.load", "jaxspec.serve.serve_replicas"):
+        monkeypatch.setattr(name, no_model)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("jaxspec.serve.configure_logging", lambda _: None)
-    assert serve.main(["--port", "0", *flags]) == 2
+    assert serve.main(["--port", "0", "--dp-size", servers, *flags]) == 2
     assert ("ANYONE WHO REACHES 0.0.0.0 CAN USE THIS SERVER" in caplog.text) == warns
 
 
