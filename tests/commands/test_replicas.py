@@ -13,8 +13,9 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import ROUTERS, SETTINGS, end_all, free_ports, own_gpus, own_options, start
+from jaxspec.commands.replicas import ROUTERS, SETTINGS, answers, end_all, free_ports, own_gpus, own_options, start
 from jaxspec.commands.serve_options import parse_arguments
+from tests.server.conftest import served
 
 SECONDS = 60
 """On a busy machine."""
@@ -112,6 +113,14 @@ def test_a_server_that_can_not_start_ends_the_group(tmp_path):
         first = group.pid(0)
         assert group.process.wait(SECONDS) == 1 and group.has_ended(first)
     assert "a server has ended with status 1 before it was ready; the group ends" in group.log.read_text()
+
+
+def test_servers_are_asked_directly(monkeypatch):
+    """Whatever proxy the environment names."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with served() as client:
+        assert answers(f"{client.http.base_url}/health") and not answers(f"{client.http.base_url}/nothing")
 
 
 def test_ctrl_c_in_the_terminal_reaches_the_group_alone():
