@@ -285,21 +285,19 @@ class Follower:
     """The connection of another rank to rank 0."""
 
     def __init__(self, hosts: Hosts, key: bytes, versions: str, patience: float = PATIENCE):
-        """Raises OSError if it can't connect in time, AuthenticationError if rank 0 has another key, ValueError if it refuses."""
-        deadline = time.monotonic() + patience
+        """Raises OSError if it can't join in time, AuthenticationError if rank 0 has another key, ValueError if it refuses."""
+        deadline, reason = time.monotonic() + patience, ""
         while True:
-            with contextlib.suppress(ConnectionRefusedError, TimeoutError, socket.gaierror):  # rank 0 may come later, or its name
-                connected = socket.create_connection(hosts.address, timeout=HANDSHAKE)
-                self._link = connection_of(connected, math.ceil(patience))  # rank 0 may be at a connection that says nothing
+            try:
+                self._link = self._meet(hosts, key, versions, max(1, math.ceil(deadline - time.monotonic())))
                 break
+            except (OSError, EOFError) as error:  # rank 0 may come later, its name or a way to it; what is in its place may hang up
+                before, reason = reason, str(error) or "it hangs up"
             if time.monotonic() > deadline:
-                raise TimeoutError(f"rank 0 does not listen on {hosts.dist_init_addr} after {patience:g} s")
+                raise TimeoutError(f"rank 0 does not answer at {hosts.dist_init_addr} after {patience:g} s: {reason}")
+            if reason != before:
+                logger.info("rank 0 is not yet at %s: %s", hosts.dist_init_addr, reason)
             time.sleep(0.1)
-        answer_challenge(self._link, key)
-        deliver_challenge(self._link, key)
-        self._link.send_bytes(pack({"rank": hosts.node_rank, "nnodes": hosts.nnodes, "versions": versions}))
-        if wrong := unpack(self._link.recv_bytes(2**16))[0]["refused"]:
-            raise ValueError(wrong)
         wait_for_ever(self._link)
         self.arrays = Arrays()
         self._hosts, self._was_told = hosts, False
@@ -307,6 +305,17 @@ class Follower:
         """A signal's handler may interrupt a put, and put too: a lock would wait for itself."""
         for work in (self._receive, self._transmit):
             threading.Thread(target=work, name="group", daemon=True).start()
+
+    @staticmethod
+    def _meet(hosts: Hosts, key: bytes, versions: str, patience: int) -> Connection:
+        """A connection to rank 0, which may be busy for so many seconds with one that says nothing, and has let this process in."""
+        link = connection_of(socket.create_connection(hosts.address, timeout=HANDSHAKE), patience)
+        answer_challenge(link, key)
+        deliver_challenge(link, key)
+        link.send_bytes(pack({"rank": hosts.node_rank, "nnodes": hosts.nnodes, "versions": versions}))
+        if wrong := unpack(link.recv_bytes(2**16))[0]["refused"]:
+            raise ValueError(wrong)
+        return link
 
     def _transmit(self) -> None:
         with contextlib.suppress(OSError):  # rank 0 is gone: the receiving thread says so

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import errno
 import re
 import signal
 import socket
@@ -219,6 +220,29 @@ def test_those_who_do_not_fit_are_told_why(left, wrong, message):
         joining.follower(**wrong)
     with joined(joining, left):
         pass
+
+
+def test_a_process_tries_again_until_it_has_found_rank_zero(left, monkeypatch):
+    """The network may be late, and what listens in its place may hang up."""
+    find = socket.create_connection
+
+    def unreachable(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    def hangs_up(*_: object, **__: object) -> socket.socket:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            connected = find(listener.getsockname())
+            listener.accept()[0].close()
+        return connected
+
+    ways = iter([unreachable, hangs_up])
+    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: next(ways, find)(*a, **k))
+    with joined(Joining(), left):
+        assert next(ways, None) is None
+    for never, reason in ((unreachable, "No route to host"), (hangs_up, "it hangs up")):
+        monkeypatch.setattr(socket, "create_connection", never)
+        with pytest.raises(TimeoutError, match=f"rank 0 does not answer at a:1 after 0.1 s: .*{reason}"):
+            Follower(Hosts(2, 1, "a:1"), KEY, "the same", patience=0.1)
 
 
 def test_a_missing_process_is_named():
