@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import queue
+import select
 import socket
 import struct
 import sys
@@ -212,6 +213,8 @@ class Leader(HostGroup):
         answer_challenge(link, key)
         hello, _ = unpack(link.recv_bytes(2**16))
         rank, wrong = hello["rank"], ""
+        for old in [each for each, its in self._links.items() if its == rank and is_gone(each)]:  # it was started again
+            del self._links[old]
         if hello["nnodes"] != self._hosts.nnodes or rank not in range(1, self._hosts.nnodes):
             wrong = f"rank {rank} of {hello['nnodes']} is none of the {self._hosts.nnodes} of this group"
         elif rank in self._links.values():
@@ -367,6 +370,13 @@ def wait_for_ever(link: Connection) -> None:
     """The handshake is over."""
     with socket.socket(fileno=os.dup(link.fileno())) as connected:
         _limit(connected, 0)
+
+
+def is_gone(link: Connection) -> bool:
+    """Whether the other end has closed it."""
+    looking = select.poll()
+    looking.register(link.fileno(), getattr(select, "POLLRDHUP", 0))  # Linux; elsewhere it is the POLLHUP that is always reported
+    return bool(looking.poll(0))
 
 
 def _limit(connected: socket.socket, seconds: int) -> None:

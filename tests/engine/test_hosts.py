@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import errno
+import os
 import re
 import signal
 import socket
@@ -136,11 +137,11 @@ def test_nothing_is_pickled():
 
 
 class Joining(threading.Thread):
-    """A leader that waits for one other."""
+    """A leader that waits for the others."""
 
-    def __init__(self, **options):
+    def __init__(self, nnodes: int = 2, **options):
         super().__init__(daemon=True)
-        self.hosts, self.options, self.leader, self.error = Hosts(2, 0, f"{LOOPBACK}:{free_ports(1)[0]}"), options, None, None
+        self.hosts, self.options, self.leader, self.error = Hosts(nnodes, 0, f"{LOOPBACK}:{free_ports(1)[0]}"), options, None, None
         self.start()
 
     def run(self):
@@ -243,6 +244,24 @@ def test_a_process_tries_again_until_it_has_found_rank_zero(left, monkeypatch):
         monkeypatch.setattr(socket, "create_connection", never)
         with pytest.raises(TimeoutError, match=f"rank 0 does not answer at a:1 after 0.1 s: .*{reason}"):
             Follower(Hosts(2, 1, "a:1"), KEY, "the same", patience=0.1)
+
+
+def test_who_starts_again_while_others_are_awaited_takes_its_place(left):
+    joining = Joining(nnodes=3)
+    first = joining.follower(nnodes=3)
+    with pytest.raises(ValueError, match="rank 1 has joined already"):
+        joining.follower(nnodes=3)
+    with socket.socket(fileno=os.dup(first._link.fileno())) as ended:
+        ended.shutdown(socket.SHUT_RDWR)
+    others = [joining.follower(nnodes=3, rank=rank) for rank in (1, 2)]
+    joining.join(20)
+    assert joining.leader is not None and sorted(joining.leader._links.values()) == [1, 2]
+    joining.leader.close()
+    while left.count((0, "")) < 3:  # all have read the end, as the stand-in lets the first one go on
+        time.sleep(0.01)
+    for each in others:
+        each._link.close()
+    assert joining.leader._all_gone.wait(20)
 
 
 def test_a_missing_process_is_named():
