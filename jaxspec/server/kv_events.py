@@ -188,6 +188,7 @@ class Publisher(PageObserver):
     def _start(self, kind: int, endpoint: str, work: Callable[[Any], None], bound: bool) -> None:
         socket = self._context.socket(kind)
         socket.set_hwm(self._config.hwm)
+        socket.ipv6 = "[" in endpoint or "::" in endpoint  # else ZeroMQ takes no such address
         try:
             (socket.bind if bound else socket.connect)(endpoint)
         except self._zmq.ZMQError as error:

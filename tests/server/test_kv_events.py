@@ -4,6 +4,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from socket import has_dualstack_ipv6
 from types import SimpleNamespace
 
 import msgpack
@@ -246,6 +247,13 @@ def test_events_stay_on_this_machine_unless_told_otherwise(caplog):
     port = free_endpoint().rpartition(":")[2]
     Publisher(KvEventsConfig(True, endpoint=f"tcp://*:{port}"), 16).close()
     assert f"KV-cache events hold token ids, and they are sent to tcp://*:{port} in the clear" in caplog.text
+
+
+@pytest.mark.skipif(not has_dualstack_ipv6(), reason="without IPv6")
+@pytest.mark.parametrize("host", ["[::1]", "[::]"])
+def test_an_address_may_be_one_of_ipv6(host):
+    endpoint = f"tcp://{host}:{free_ports(1)[0]}"
+    Publisher(KvEventsConfig(True, endpoint=endpoint), 16).close()
 
 
 @pytest.mark.parametrize(
