@@ -98,6 +98,8 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
         raise ValueError(f"--dp-size {arguments.dp_size} needs a router in this environment: pip install sglang-router, or smg")
     if arguments.port == 0:
         raise ValueError("--dp-size needs a --port: a router can't choose a free one")
+    if arguments.kv_events.is_on:
+        arguments.kv_events.check_servers(arguments.dp_size)
     ports = free_ports(arguments.dp_size + 1)
     replicas = [
         LocalServer(

@@ -41,6 +41,7 @@ DEVICE = "GPU"
 """vLLM's name of the medium where the engine itself reads keys, whatever the device is."""
 MOST_BLOCKS = 1000
 """In one batch. More wait for the next, so that no message grows with the cache."""
+MOST_PORT = 65535
 LINGER = 1000
 """Milliseconds that unsent messages get when the server ends."""
 END = (-1).to_bytes(8, "big", signed=True)
@@ -86,12 +87,26 @@ class KvEventsConfig:
         endpoints."""
         moved: dict[str, Any] = {}
         for name in ("endpoint", "replay_endpoint"):
-            if (endpoint := vars(self)[name]) is not None and rank:
+            if (endpoint := vars(self)[name]) is not None:
                 address, _, port = endpoint.rpartition(":")
                 if not port.isdecimal():
                     raise ValueError(f"{FLAG}: {name} must end with a port, from which those of several servers count up")
                 moved[name] = f"{address}:{int(port) + rank}"
         return replace(self, **moved)
+
+    def check_servers(self, count: int) -> None:
+        """Raises ValueError if so many servers of one machine can't have ports of their own."""
+        users: dict[int, str] = {}
+        for rank, config in enumerate(map(self.of_rank, range(count))):
+            for name in ("endpoint", "replay_endpoint"):
+                if (endpoint := vars(config)[name]) is None:
+                    continue
+                user, port = f"{name} of server {rank}", int(endpoint.rpartition(":")[2])
+                if port > MOST_PORT:
+                    raise ValueError(f"{FLAG}: {user} would be at port {port}, and {MOST_PORT} is the last one")
+                bound = name == "replay_endpoint" or is_bound(endpoint)
+                if bound and users.setdefault(port, user) != user:
+                    raise ValueError(f"{FLAG}: port {port} would be that of {users[port]} and of {user}: leave {count} to each")
 
     @property
     def is_on(self) -> bool:

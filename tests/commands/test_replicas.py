@@ -162,6 +162,9 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     assert [(each.model, each.dp_size, each.host) for each in read] == [("org/model", 1, "127.0.0.1")] * 2
     assert [each.kv_events.endpoint for each in read] == ["tcp://*:5557", "tcp://*:5558"]
     assert [server.environment["CUDA_VISIBLE_DEVICES"] for server in servers] == ["4", "7"]
+    collide = ["--dp", "2", "--kv-events-config", events.replace("}", ', "replay_endpoint": "tcp://*:5558"}')]
+    with pytest.raises(ValueError, match="port 5558 would be"):
+        replicas.serve_replicas(parse_arguments(collide), collide)
 
 
 def test_gpus_are_dealt_out():

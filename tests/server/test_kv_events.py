@@ -310,6 +310,20 @@ def test_servers_of_one_machine_count_their_ports_up():
         KvEventsConfig(True, endpoint="ipc:///tmp/events").of_rank(1)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "replay", "message"),
+    [
+        ("tcp://*:5557", "tcp://127.0.0.1:5558", "port 5558 would be that of replay_endpoint of server 0 and of endpoint"),
+        ("tcp://*:5557", "tcp://*:5559", None), ("tcp://router:5557", "tcp://*:5558", None), ("tcp://*:65534", None, None),
+        ("tcp://*:65535", None, "endpoint of server 1 would be at port 65536"), ("ipc://x", None, "must end with a port"),
+    ],
+)  # fmt: skip
+def test_servers_of_one_machine_need_ports_of_their_own(endpoint, replay, message):
+    config = KvEventsConfig(True, endpoint=endpoint, replay_endpoint=replay)
+    with contextlib.nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        config.check_servers(2)
+
+
 def test_the_servers_cache_is_the_one_that_is_published(monkeypatch):
     cache = PrefixCache(PageAllocator(8, PAGE_SIZE))
     models = SimpleNamespace(engine=SimpleNamespace(prefix_cache=cache))
