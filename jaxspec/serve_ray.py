@@ -5,14 +5,15 @@ endpoints, streams too. Ray is no dependency of ours: `pip install 'ray[serve]'`
 """
 
 import contextlib
-from collections.abc import Mapping
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
 
 from jaxspec.checks import Whole
 from jaxspec.commands.config_file import arguments_of
-from jaxspec.commands.serve_options import make_parser, parse_arguments
+from jaxspec.commands.serve_options import ServerArguments, make_parser, parse_arguments
 from jaxspec.config import EngineConfig
 from jaxspec.serve import load_all, log_settings, make_app
 from jaxspec.server.app import Application
@@ -28,7 +29,7 @@ RAYS = {
     "shutdown_timeout": "graceful_shutdown_timeout_s is Ray's name of it",
     "config": "the options are arguments here",
     "dp_size": "Ray starts replicas",
-    "nnodes": "a replica is one process",
+    **dict.fromkeys(("nnodes", "node_rank", "dist_init_addr"), "a replica is one process"),
     "kv_events_config": "replicas of one machine would all take its port",
 }
 """Options of the server that have no meaning here, and why."""
@@ -44,7 +45,7 @@ class Replica:
 
     def __init__(self, argv: list[str]):
         """`argv`: the server's command line. Raises ValueError or ProgramError as its start: then Ray tries again."""
-        arguments = parse_arguments(argv)
+        arguments = parsed(argv)
         configure_logging(arguments.log_level)
         log_settings(arguments)
         self._closing = contextlib.ExitStack()
@@ -76,7 +77,7 @@ def application(options: Mapping[str, Any]) -> serve.Application:
     if most < least:
         raise ValueError(f"{SOURCE}: max_replicas ({most}) must be at least min_replicas ({least})")
     argv = command_line(given)
-    engine = parse_arguments(argv).engine
+    engine = parsed(argv).engine
     running = engine.get("max_running_requests", EngineConfig.max_running_requests)
     many: dict[str, Any] = {"num_replicas": most}
     if least < most:
@@ -95,10 +96,23 @@ def command_line(options: Mapping[str, Any]) -> list[str]:
     In:  {"model_path": "org/model", "page_size": 8, "speculative_adaptive": True}
     Out: ["--model-path=org/model", "--page-size=8", "--speculative-adaptive"]
     """
-    for name in options.keys() & RAYS.keys():
-        raise ValueError(f"{SOURCE}: {name} has no meaning here: {RAYS[name]}")
+    parser = make_parser()
+    for name in options:
+        action = parser.by_name.get(f"--{name.replace('_', '-')}")
+        if action is not None and action.dest in RAYS:
+            raise ValueError(f"{SOURCE}: {name} has no meaning here: {RAYS[action.dest]}")
     texts = {name: str(value) if isinstance(value, bool | int | float) else value for name, value in options.items()}
-    return arguments_of(texts, make_parser(), SOURCE)
+    return arguments_of(texts, parser, SOURCE)
+
+
+def parsed(argv: Sequence[str]) -> ServerArguments:
+    """The server's command line, checked. Raises ValueError where the server's start would end the process."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse_arguments(argv, prog=SOURCE)
+    except SystemExit:
+        raise ValueError(said.getvalue().strip()) from None
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

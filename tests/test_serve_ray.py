@@ -73,6 +73,11 @@ def test_more_replicas_start_when_requests_wait(serve_ray):
     [
         ({"port": 8000}, "port has no meaning here: Ray's proxy listens"),
         ({"dp-size": 2}, "dp_size has no meaning here: Ray starts replicas"),
+        ({"dp": 2}, "dp has no meaning here: Ray starts replicas"),
+        ({"node-rank": 1}, "node_rank has no meaning here: a replica is one process"),
+        ({"dist_init_addr": "a:1"}, "dist_init_addr has no meaning here: a replica is one process"),
+        ({"page-size": "many"}, r"error: argument --page-size/--block-size: .*many"),
+        ({"tp-size": 0}, "error: --tp-size must be"),
         ({"modell": "x"}, "modell is not an option"),
         ({"num_gpus": "many"}, "num_gpus must be a whole number >= 0"),
         ({"min_replicas": 3}, r"max_replicas \(1\) must be at least min_replicas \(3\)"),
@@ -81,6 +86,11 @@ def test_more_replicas_start_when_requests_wait(serve_ray):
 def test_wrong_options_are_refused_by_name(serve_ray, options, message):
     with pytest.raises(ValueError, match=f"jaxspec.serve_ray: {message}"):
         serve_ray.application(options)
+
+
+def test_a_replica_whose_options_are_wrong_says_so(serve_ray):
+    with pytest.raises(ValueError, match="there is no option --modell"):
+        serve_ray.Replica.made_of(["--modell=x"])
 
 
 def test_a_replica_is_made_when_all_is_compiled_and_answers_as_the_server_does(serve_ray, monkeypatch):
