@@ -149,6 +149,8 @@ METHODS = {
 """vLLM's names of sources of drafts, and SGLang's."""
 LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_max_match"}
 """vLLM's names of fields of EngineConfig."""
+TEXT_NAMES = (FROM_TEXT, f"[{FROM_TEXT}]")
+"""What is written, as in vLLM, in place of a draft's name where the text itself is the source."""
 DRAFT_DEVICES = "draft_tensor_parallel_size"
 KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS)
 FLAG = "--speculative-config"
@@ -189,6 +191,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     method, draft, revision = (texts.get(key) for key in KEYS[:3])
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
+    if method is None and draft in TEXT_NAMES:
+        method = FROM_TEXT
     steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
     tree, algorithm = TreeShape(steps, 1), None if method is None else METHODS[method]
     lookups = [name for name in LOOKUPS if given.get(name) is not None]
@@ -196,7 +200,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         if lookups:
             raise ValueError(f"{FLAG}: {lookups[0]} is for the method ngram: leave it out")
         return SpeculativeConfig(algorithm, draft, tree, revision)
-    for key, value in (("model", draft if draft != method else None), ("revision", revision)):
+    for key, value in (("model", draft if draft not in (method, *TEXT_NAMES) else None), ("revision", revision)):
         if value is not None:
             raise ValueError(f"{FLAG}: {method} drafts from the text: leave out {key}")
     matches = {LOOKUPS[name]: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name in lookups}

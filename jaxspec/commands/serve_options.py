@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
-from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.compat import TEXT_NAMES, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
 from jaxspec.commands.flags import in_flags
 from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree
@@ -260,6 +260,8 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
             raise ValueError(f"{VLLM_FLAG} and --speculative-draft-model-revision both name a revision: leave one of them out")
         return config
     algorithm = algorithm_of(options.speculative_algorithm)
+    if algorithm in (None, NGRAM) and options.speculative_draft_model_path in TEXT_NAMES:
+        algorithm, given = NGRAM, [name for name in given if name != "speculative_draft_model_path"]
     if algorithm == NGRAM:
         for name in HEAD:
             if name in given:

@@ -84,12 +84,15 @@ def test_parsers_have_the_names_of_other_servers():
         ({"method": "dflash", "model": "head", "num_speculative_tokens": 15}, "DFLASH", "head", 15),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}, "NGRAM", "ngram", 4),
         ({"method": "suffix", "num_speculative_tokens": 8}, "NGRAM", "ngram", 8),
+        *(({"model": model, "num_speculative_tokens": 4}, "NGRAM", "ngram", 4) for model in ("ngram", "[ngram]")),
+        ({"method": "ngram", "model": "[ngram]", "num_speculative_tokens": 4}, "NGRAM", "ngram", 4),
         ({"num_speculative_tokens": 2}, None, None, 2),
     ],
 )
 def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None, draft: str | None, steps: int):
     arguments = parse_arguments(["--speculative-config", json.dumps(config), "--speculative-adaptive"])
     assert (arguments.algorithm, arguments.draft) == (algorithm, draft)
+    assert ("ngram" in arguments.engine) == (algorithm == "NGRAM")
     assert arguments.tree == TreeShape(steps, 1, steps + 1)
     lookups = {"ngram_min_match": config.get("prompt_lookup_min"), "ngram_max_match": config.get("prompt_lookup_max")}
     assert {name: arguments.engine.get(name) for name in lookups} == lookups

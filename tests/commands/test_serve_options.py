@@ -156,6 +156,8 @@ def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
     ("command", "draft", "tree", "engine", "head_flags"),
     [
         ("--speculative-algorithm NGRAM", "ngram", None, {"ngram": True}, ()),
+        ("--draft ngram", "ngram", None, {"ngram": True}, ()),
+        ("--draft [ngram] --speculative-algorithm NGRAM --tree 3/1/4", "ngram", TreeShape(3, 1, 4), {"ngram": True}, ()),
         ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 12", "ngram", TreeShape(11, 4, 12), {"ngram": True}, ()),
         (
             "--speculative-algorithm ngram --tree 3/1/4 --speculative-adaptive",
