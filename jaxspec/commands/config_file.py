@@ -12,11 +12,20 @@ from jaxspec.commands.options import Parser
 
 MAX_BYTES = 64 * 1024
 """Largest config file."""
+JSON_VALUES = {"true": True, "false": False, "null": None, "~": None}
+"""By their names in YAML, in small letters."""
 NOT_IN_FILES = ("config", "help", "h")
+
+
+class Quoted(str):
+    """A text that stands in quotes, so that it is no number, truth value or null."""
 
 
 class _Loader(yaml.BaseLoader):
     """Keeps every value as text: a key like 0123 stays what it is. Aliases are refused."""
+
+    def construct_scalar(self, node: Any) -> Any:
+        return super().construct_scalar(node) if node.style is None else Quoted(node.value)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -69,7 +78,7 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
             raise ValueError(f"{where} must be true or false, got {value!r:.80}")
         if str(value).lower() == "true":
             yield name
-    elif isinstance(value, dict) and name in JSON_FLAGS:
+    elif isinstance(value, dict) and (name in JSON_FLAGS or (action.dest == "ignored" and action.nargs is None)):
         yield f"{name}={json.dumps({key: _as_json(entry) for key, entry in value.items()})}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
@@ -80,7 +89,7 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
 
 
 def _as_json(entry: Any) -> Any:
-    """A number or truth value that a config file holds as text; other entries as they are."""
-    if isinstance(entry, str) and entry.isdecimal():
-        return int(entry)
-    return entry == "true" if entry in ("true", "false") else entry
+    """A number, truth value or null that a config file holds as text; other entries as they are."""
+    if not isinstance(entry, str) or isinstance(entry, Quoted):
+        return entry
+    return int(entry) if entry.isdecimal() else JSON_VALUES.get(entry.lower(), entry)

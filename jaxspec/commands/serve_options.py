@@ -47,6 +47,12 @@ NOT_YET = ("UNO",)
 _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
+_SAYING_THE_SAME = (
+    (("tree",), TREE),
+    (TREE, ("tree",)),
+    (("speculative_config",), ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)),
+)
+"""Options of the command line, and what does not count in a config file beside them."""
 _CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
 _SAME_VALUE = {
     option.dest: option.field.name
@@ -230,8 +236,11 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     if model_dir is not None and options.model_path is not None:
         raise ValueError(f"the model was given twice: {model_dir!r:.200} and --model-path {options.model_path!r:.200}")
     if options.config is not None:
-        in_file = read_config(Path(options.config), parser)
+        in_file, told = read_config(Path(options.config), parser), options
         options = parser.parse_args([*in_file, f"--config={options.config}", *argv])  # an option ends a list at the end of the file
+        for names, others in _SAYING_THE_SAME:
+            if any(vars(told)[name] is not None for name in names):
+                vars(options).update({other: vars(told)[other] for other in others})
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options

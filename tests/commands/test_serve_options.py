@@ -14,6 +14,7 @@ from jaxspec.commands.options import FLAG_OF, OPTIONS
 from jaxspec.commands.serve_options import ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
+from jaxspec.server.kv_events import KvEventsConfig
 from jaxspec.server.settings import ServerSettings
 
 PLAIN = TreeShape(num_steps=0)
@@ -433,6 +434,27 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
     assert (arguments.model, arguments.tree, arguments.engine["max_running_requests"]) == ("other/model", TreeShape(2, 1), 9)
     assert arguments.engine["mem_fraction"] == 0.5
     assert from_file(tmp_path, EVERYTHING, "--model-path", "other/model").model == "other/model"
+
+
+@pytest.mark.parametrize(
+    ("content", "command"),
+    [
+        ("tree: 5/1/6", "--speculative-num-steps 3 --speculative-eagle-topk 1"),
+        ("speculative_num_steps: 5", "--tree 3/1/4"),
+        ("tree: 5/1/6\ndraft: x", '--speculative-config {"method":"eagle3","model":"x","num_speculative_tokens":3}'),
+    ],
+)
+def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str, command: str):
+    assert from_file(tmp_path, content, *command.split()).tree == TreeShape(3, 1)
+
+
+def test_mappings_hold_what_yaml_says(tmp_path: Path):
+    events = '{enable_kv_cache_events: True, publisher: "null", replay_endpoint: null, topic: "5", hwm: 7}'
+    speculation = "{method: ngram, num_speculative_tokens: 4, model: ~}"
+    ignored = "compilation-config: {level: 3}\nlimit-mm-per-prompt: {}"
+    arguments = from_file(tmp_path, f"kv-events-config: {events}\nspeculative-config: {speculation}\n{ignored}")
+    assert arguments.kv_events == KvEventsConfig(True, publisher="null", topic="5", hwm=7)
+    assert arguments.algorithm == "NGRAM" and len(arguments.notes) == 2
 
 
 def test_vllms_nested_speculation(tmp_path: Path):
