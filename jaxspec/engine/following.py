@@ -29,7 +29,7 @@ from jaxspec.decoding.programs import (
     Settlement,
     SettleProgram,
 )
-from jaxspec.engine.hosts import Follower, Hosts, Leader, end
+from jaxspec.engine.hosts import WRONG_SETTINGS, Follower, Hosts, Leader, leave
 from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.engine.relay import relay
 from jaxspec.engine.runner import Runner
@@ -120,7 +120,7 @@ class Repeating:
     def __init__(self, runner: Runner, identity: str):
         """Ends the process if its programs are not those of rank 0."""
         if runner.programs.digest != identity:
-            end("this process has another model, other options or other devices than rank 0")
+            leave(WRONG_SETTINGS, "jaxspec: this process has another model, other options or other devices than rank 0")
         self.runner = runner
         self._structures: dict[Program, jax.tree_util.PyTreeDef] = {}
         self._proposals = deque[Proposal]()

@@ -29,6 +29,8 @@ from jaxspec.engine.messages import Arrays, Header, Leaf, described, pack, unpac
 
 EXIT = 13
 """Exit status of a process whose group has lost one."""
+WRONG_SETTINGS = 2
+"""Exit status of one that can't do what rank 0 does: to start the group again would not help."""
 KEY = "JAXSPEC_GROUP_KEY"
 """The variable with the key of the connections."""
 LEAST_KEY = 16

@@ -24,8 +24,8 @@ from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Tree
+from jaxspec.engine import following, messages
 from jaxspec.engine import hosts as module
-from jaxspec.engine import messages
 from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
@@ -381,6 +381,13 @@ def test_a_group_ends_as_one(victim, way, what, times):
     """Connections alone, and engines under load; the program tests.engine.group_counts prints the seconds."""
     for _ in range(times):
         assert end_group(what, victim, WAYS[way]) < SECONDS
+
+
+def test_a_process_of_another_model_ends_as_one_with_wrong_settings(monkeypatch):
+    ended: list[tuple[int, str]] = []
+    monkeypatch.setattr(following, "leave", lambda *how: ended.append(how))
+    Repeating(SimpleNamespace(programs=SimpleNamespace(digest="ours")), "rank 0's")  # type: ignore[arg-type]
+    assert ended == [(2, "jaxspec: this process has another model, other options or other devices than rank 0")]
 
 
 def test_second_halves_take_what_was_proposed_for_them():
