@@ -340,7 +340,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
         words = sys.argv[1:] if args is None else args
-        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+        given = [re.sub("^--[a-z0-9_-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
         options, rest = self.parse_known_args(given, namespace)
         unknown = next((argument for argument in rest if argument.startswith("-")), None)
         if unknown is not None:

@@ -34,6 +34,7 @@ def test_without_flags_the_built_in_model_is_served():
 def test_options_may_be_written_with_underscores():
     arguments = parse_arguments(["--speculative_algorithm=EAGLE3", "--speculative_draft_model_path", "a_b", "--model_path", "m_n"])
     assert (arguments.algorithm, arguments.draft, arguments.model) == ("EAGLE3", "a_b", "m_n")
+    assert parse_arguments(["--h11_max_header_count", "256"]).notes
 
 
 def test_one_of_several_hosts_needs_the_key_of_their_group(refused):
