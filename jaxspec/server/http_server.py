@@ -136,7 +136,8 @@ class Connection(H11Protocol):
 
 def most_unused() -> int:
     """MAX_UNUSED, or half of the files that this process may have open."""
-    return min(MAX_UNUSED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_UNUSED if files == resource.RLIM_INFINITY else min(MAX_UNUSED, files // 2)
 
 
 class HttpServer(uvicorn.Server):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import resource
 import signal
 import socket
 import threading
@@ -154,6 +155,12 @@ def test_unused_connections_make_way_for_new_ones(monkeypatch):
         idle[0].settimeout(5)
         with contextlib.suppress(ConnectionResetError):
             assert idle[0].recv(1) == b""
+
+
+@pytest.mark.parametrize(("files", "most"), [(resource.RLIM_INFINITY, 1000), (10**6, 1000), (256, 128)])
+def test_as_many_connections_may_be_unused_as_there_are_files_for(monkeypatch, files: int, most: int):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert http_server.most_unused() == most
 
 
 def test_headers_of_usual_size_pass(client: Client):
