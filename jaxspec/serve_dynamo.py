@@ -76,22 +76,23 @@ class DynamoWorker(LLMEngine):
         """The tokens of one request, as they come. Raises InvalidArgument if it can't be served."""
         prompt, name = tuple(request["token_ids"]), context.id()
         try:
-            copies = params_of(request, self.registration.llm.context_length).copies()
-            names = [f"{name}-{index}" for index in range(len(copies))]
-            started = await Generation.start(self._thread, [GenerationRequest(prompt, each) for each in copies], names)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from None
-        self._running[name] = names
-        try:
+            try:
+                copies = params_of(request, self.registration.llm.context_length).copies()
+                self._running[name] = names = [f"{name}-{index}" for index in range(len(copies))]
+                started = await Generation.start(self._thread, [GenerationRequest(prompt, each) for each in copies], names)
+            except ValueError as error:
+                raise InvalidArgument(str(error)) from None
             with started as generation:
+                if name not in self._running:  # aborted, perhaps while its grammar compiled and the engine did not have it
+                    self._thread.end(names)
                 async for update in generation:
                     yield chunk(update, names.index(update.request_id))
         finally:
-            del self._running[name]
+            self._running.pop(name, None)
 
     async def abort(self, context: Any) -> None:
         """The client has gone, or the frontend has seen a stop string."""
-        self._thread.end(self._running.get(context.id(), ()))
+        self._thread.end(self._running.pop(context.id(), ()))
 
     async def cleanup(self) -> None:
         self._closing.close()

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -167,6 +168,25 @@ def test_a_wrong_request_is_the_clients_fault(worker):
     for wrong in ({"sampling_options": {"top_p": 2.0}}, {"token_ids": [999]}):
         with pytest.raises(InvalidArgument):
             ask(worker, **wrong)
+
+
+def test_a_request_may_be_cancelled_before_the_engine_has_it(worker, engine):
+    """Its grammar compiles."""
+    context, compiled = SimpleNamespace(id=lambda: "a"), Future[None]()
+    worker._thread.grammars = SimpleNamespace(tried=lambda _: compiled)
+    engine.allow(1)
+
+    async def cancel() -> list[dict]:
+        answer = worker.generate({"token_ids": [1], "stop_conditions": {"max_tokens": 40}}, context)
+        first = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0.01)
+        await worker.abort(context)
+        compiled.set_result(None)
+        found = [await first]
+        engine.allow(2)
+        return found + [each async for each in answer]
+
+    assert asyncio.run(cancel())[-1]["finish_reason"] == "cancelled" and engine.aborted == ["a-0"]
 
 
 def test_a_cancelled_request_ends(worker, engine):
