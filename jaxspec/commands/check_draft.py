@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--min-accept-length", type=float, default=USELESS, metavar="X", help=least)
     add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
+    if isnan(options.min_accept_length):  # nothing is below it
+        parser.error("--min-accept-length must be a number, got nan")
 
     def run() -> int:
         report = check(options)

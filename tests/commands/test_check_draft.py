@@ -53,6 +53,9 @@ def test_the_exit_status_is_the_verdict(monkeypatch, capsys):
     assert "FAILED: accept length 1.02: the head is useless" in capsys.readouterr().out
     assert main(["--min-accept-length", "1.0"]) == 0
     assert "passed: accept length 1.02" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--min-accept-length", "nan"])
+    assert "--min-accept-length must be a number, got nan" in capsys.readouterr().err
 
 
 def test_the_least_accept_length_decides():
