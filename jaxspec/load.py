@@ -86,12 +86,16 @@ def load_models(
     if unknown:
         known = ", ".join(field.name for field in fields(EngineConfig))
         raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
-    config = EngineConfig(**{**options, "ngram": True} if draft == FROM_TEXT else options)
+    if draft == FROM_TEXT and not options.setdefault("ngram", True):
+        raise ValueError(f"draft={FROM_TEXT!r} and ngram=False contradict each other: leave out one")
+    config = EngineConfig(**options)
     of_target = check_quantization("quantization", quantization)
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir), speculative_draft_model_revision)
     shape = None if tree is None else TreeShape.of(tree)
     files = find_files(model, draft, shape, token_map, config, hub)
+    if files.head is None and speculative_draft_model_quantization is not None:
+        raise ValueError("speculative_draft_model_quantization needs a draft head, and there is none: give draft")
     enable_compilation_cache()
     progress = sys.stderr.isatty() if progress is None else progress
     if files.head is not None:
@@ -109,7 +113,7 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
-    says_nothing = shape is None and draft is None and not (config.adaptive or config.ngram or config.is_lossy)
+    says_nothing = shape is None and draft is None and not (options.keys() & {"adaptive", "ngram"} or config.is_lossy)
     if says_nothing and files.head in UNASKED and jax.default_backend() == "cpu":
         config, shape = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED[files.head]), PLAIN
     if shape is None and head is not None:

@@ -105,6 +105,8 @@ def test_impossible_combinations_are_refused(tmp_path):
         ({"token_map": "map.json"}, r"the token map map\.json needs a draft head to work on: give draft"),
         ({"tree": PLAIN, "token_map": "map.json"}, "drafts nothing: leave out token_map"),
         ({"tree": PLAIN, "draft": model}, r"drafts nothing: leave out draft$"),
+        ({"speculative_draft_model_quantization": "int8"}, "^speculative_draft_model_quantization needs a draft head"),
+        ({"draft": "ngram", "ngram": False}, "draft='ngram' and ngram=False contradict each other"),
         ({"adaptive": True}, "^adaptive needs a draft head"),
         ({"draft_window_size": 8, "draft_sink_size": 4}, "^draft_window_size needs a draft head"),
         ({"accept_threshold_acc": 0.5}, "^accept_threshold_acc needs a draft head"),
