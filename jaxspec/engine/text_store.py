@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def powers(count: int) -> tuple[int, ...]:
 
 def owner_of(salt: str | None) -> int:
     """A salt as a number of 63 bits; 0: no salt."""
-    return 0 if salt is None else 1 + (int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) >> 2)
+    return 0 if salt is None else 1 + (int.from_bytes(blake2b(salt.encode(errors="surrogatepass"), digest_size=8).digest()) >> 2)
 
 
 @dataclass
@@ -137,20 +138,20 @@ class Lending:
 
     def __init__(self, store: TextStore):
         self.store = store
-        self._loans: dict[str, Loan] = {}
+        self._loans: WeakKeyDictionary[Request, Loan] = WeakKeyDictionary()  # requests may end unseen, as by an abort
 
     def begin(self, request: Request) -> np.ndarray:
         """The stretch [LENT] for a request that is admitted, which may be blank: another request had its row before."""
-        self._loans.pop(request.id, None)
+        self._loans.pop(request, None)
         if request.asked.wants_trees:
             return blank()
-        loan = self._loans[request.id] = Loan(np.zeros(0, np.int32), len(request.tokens))
+        loan = self._loans[request] = Loan(np.zeros(0, np.int32), len(request.tokens))
         found = self._renewed(loan, request)
         return blank() if found is None else found
 
     def follow(self, request: Request) -> np.ndarray | None:
         """A new stretch for a request whose text has grown; None: the old one is still good, or there is none."""
-        loan, text = self._loans.get(request.id), request.tokens
+        loan, text = self._loans.get(request), request.tokens
         if loan is None or len(text) == loan.known:
             return None
         new = len(text) - loan.known
@@ -165,7 +166,7 @@ class Lending:
 
     def end(self, request: Request) -> None:
         """The request has ended: others may continue its output, unless it was ended early."""
-        self._loans.pop(request.id, None)
+        self._loans.pop(request, None)
         if request.finish_reason in ("stop", "length"):
             self.store.add(request.output, request.asked.cache_salt)
 

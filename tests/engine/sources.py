@@ -386,6 +386,8 @@ def run(engine: Engine, cases: Sequence[Case]) -> list[Served]:
         for update in engine.step():
             events[update.request_id] += parsers[update.request_id].add(update.text)
         preempted |= {each.id for each in admitted if each in engine.scheduler.waiting}
+    if engine.lending is not None:
+        assert engine.lending.store.texts <= sum(request.finish_reason in ("stop", "length") for request in requests), "each once"
     served = []
     for request in requests:
         output, parts = request.result(), merged(events[request.id] + parsers[request.id].add("", is_last=True))
