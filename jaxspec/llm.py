@@ -1,6 +1,7 @@
 """`LLM`: the Python API. docs/structure.md follows one call through the code."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.config import TreeLike
-from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.driver import EngineClosed, EngineError, EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
@@ -196,20 +197,17 @@ class LLM:
 
     def _call(self, prompts: Sequence[Prompt], sampling_params: Params | Sequence[Params] | None, ask: Ask) -> list["Completion"]:
         """What to ask the engine for."""
-        call, tried = [], []
+        call = []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
+                self._thread.compile(copies[0].constraint).result()
+            except CancelledError:
+                raise EngineClosed(CLOSED) from None
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
             call += [Completion(ask(tuple(token_ids), copy), (number, index), label) for index, copy in enumerate(copies)]
-            tried.append((label, self._thread.grammars.tried([copies[0].constraint])))
-        for label, compiled in tried:
-            try:
-                compiled.result()
-            except ValueError as error:
-                raise ValueError(f"{label}{error}") from None
         return call
 
     def _outputs(

@@ -15,6 +15,8 @@ import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
 from jaxspec.engine.driver import EngineError
 from jaxspec.engine.programs import Programs
+from jaxspec.engine.request import Update
+from jaxspec.grammar import cache
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.conftest import wait_until
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
@@ -217,6 +219,17 @@ def test_after_closing_every_call_is_refused(files):
             call()
 
 
+def test_a_call_that_is_refused_is_counted_nowhere(llm, monkeypatch):
+    monkeypatch.setattr(cache, "MOST_WAITING", 1)
+    before = llm.stats()
+    with pytest.raises(ValueError, match="token id 999"):
+        llm.generate([[1, 2], [999]], [SamplingParams(regex="a{3}"), SamplingParams(regex="a{4}")])
+    after = llm.stats()
+    assert (after.prompt_tokens, after.constrained_requests, after.finished) == (
+        before.prompt_tokens, before.constrained_requests, before.finished
+    )  # fmt: skip
+
+
 def test_a_stream_that_is_left_or_collected_ends(llm):
     """Also by a garbage collector, which must not wait."""
     endless = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -269,6 +282,9 @@ def test_coroutines_share_one_engine(files, llm):
     async def text(stream) -> tuple[int, ...]:
         return tuple([token async for update in stream for token in update.token_ids])
 
+    async def last(stream) -> Update:
+        return [update async for update in stream][-1]
+
     async def work() -> None:
         async with few_programs(AsyncLLM(*files, "2/2/4", **OPTIONS)) as other:
             both = await asyncio.gather(*(text(other.generate(prompt, GREEDY)) for prompt in ("ab", "cd")))
@@ -285,6 +301,15 @@ def test_coroutines_share_one_engine(files, llm):
             assert await other.abort("mine")
             assert [update async for update in endless][-1].output.finish_reason == "abort"
             assert other.stats().running == 0
+            gate = threading.Event()
+            other._thread._grammars._thread.submit(gate.wait)
+            early = asyncio.ensure_future(last(other.generate("ab", SamplingParams(max_tokens=200, regex="[a-z]{200}"), "early")))
+            await asyncio.sleep(0.1)
+            assert await other.abort("early")
+            gate.set()
+            assert (await early).output.finish_reason == "abort"
+            with pytest.raises(ValueError, match="timeout must be a number of seconds, got '5'"):
+                await anext(other.generate("ab", timeout="5"))
         other.close()
         with pytest.raises(EngineError):
             await anext(other.generate("ab"))

@@ -21,6 +21,7 @@ from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
+from jaxspec.grammar.cache import Constraint, GrammarsBusy
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -101,8 +102,7 @@ class EngineThread:
         raised."""
         self._work = _Work(engine, observers, closed, broken, failed)
         self._process = os.getpid()
-        self.grammars = engine.grammars
-        """Compiles what requests ask for before they are submitted: `Grammars.tried`."""
+        self._grammars = engine.grammars
         self._thread = threading.Thread(target=self._work.run, name="engine", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._work, self._thread, self._process)  # refers to all but this object
@@ -153,6 +153,19 @@ class EngineThread:
     def call[T](self, function: "Callable[[Engine], T]") -> "Future[T]":
         """The result of the function, which runs in the engine's thread between two steps."""
         return self._post(Future(), function)
+
+    def compile(self, constraint: Constraint | None) -> "Future[None]":
+        """Done when requests with this constraint can be submitted; others may wait for it, too: don't cancel it.
+        Its ValueError says why it can't be compiled. Raises QueueFull, and what `check_open` raises; closing cancels it."""
+        self.check_open()
+        try:
+            if constraint is not None:
+                return self._grammars.tried(constraint)
+        except GrammarsBusy as error:
+            raise QueueFull(str(error)) from None
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def check_open(self) -> None:
         """Raises RuntimeError in a forked process, and EngineClosed if the thread takes no more."""
@@ -264,7 +277,8 @@ class _Work:
         except Exception as error:
             if isinstance(error, IntegrityError):
                 raise
-            self._abort(ticket.ids)
+            for request_id in ticket.ids:
+                self._engine.withdraw(request_id)
             if isinstance(error, (ValueError, QueueFull)):
                 raise
             logger.exception("the engine failed to admit a request")
@@ -339,8 +353,9 @@ class _Work:
         tickets = set(self._tickets.values())
         if self._failure is None:
             self.drop(tickets)
-            while self._engine.has_work:
-                self._engine.step()
+            with contextlib.suppress(Exception):  # of the device: nobody reads what it would say, but readers wait below
+                while self._engine.has_work:
+                    self._engine.step()
         for ticket in tickets:
             error = self._refusal() if self._failure is None else EngineError(FAILED)
             error.__cause__ = self._failure

@@ -134,6 +134,14 @@ class Engine:
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
+    def withdraw(self, request_id: str) -> None:
+        """Takes back a request that was added since the last step, as if it had never been: another one of its call is refused."""
+        request = self.scheduler.find(request_id)
+        assert request is not None, request_id
+        self.scheduler.finish(request)
+        self.counts.constrained_requests -= request.matcher is not None
+        self.counts.prompt_tokens -= len(request.prompt)
+
     def abort(self, request_id: str) -> Update | None:
         """Ends a waiting or running request with finish_reason "abort"; None if no unfinished request has this id."""
         request = self.scheduler.find(request_id)
@@ -324,8 +332,9 @@ class Engine:
                 for request, new in zip(program.requests, emitted, strict=True):
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
+                    had_ended = request.status is Status.FINISHED
                     self.output.add(request, new, program.tree)
-                    if self.lending is not None:
+                    if self.lending is not None and not had_ended:
                         self._lend(self.lending, request)
             if program.tree is not None:
                 self.trees.was_read([len(each.tokens) for each in emitted])

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from jaxspec.engine.driver import EngineError, EngineThread, RequestError
 from jaxspec.engine.request import FAILED, GenerationRequest, Update
-from jaxspec.engine.scheduler import QueueFull
-from jaxspec.grammar.cache import GrammarsBusy
 
 
 class Generation:
@@ -26,11 +24,15 @@ class Generation:
 
     @classmethod
     async def start(cls, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str]) -> "Generation":
-        """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one."""
-        try:
-            await asyncio.wrap_future(engine.grammars.tried([each.params.constraint for each in requests]))
-        except GrammarsBusy as error:
-            raise QueueFull(str(error)) from None
+        """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one, and
+        EngineClosed."""
+        for constraint in dict.fromkeys(each.params.constraint for each in requests):
+            compiled = engine.compile(constraint)
+            try:
+                await asyncio.shield(asyncio.wrap_future(compiled))  # others may wait for it, too
+            except asyncio.CancelledError:
+                engine.check_open()  # or this coroutine was cancelled
+                raise
         generation = cls(engine, requests, request_ids)
         try:
             await asyncio.wrap_future(generation._ticket.admitted)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxspec.checks import is_number
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.adaptive import DraftFactors
 from jaxspec.engine.pages import HeldPages
@@ -291,6 +292,8 @@ class Limits:
         prompt, params = asked.prompt, asked.params
         if not isinstance(asked.priority, int):
             raise ValueError(f"priority must be a whole number, got {asked.priority!r:.80}")
+        if asked.timeout is not None and not (is_number(asked.timeout) or asked.timeout == math.inf):
+            raise ValueError(f"timeout must be a number of seconds, got {asked.timeout!r:.80}")
         if asked.timeout is not None and not asked.timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {asked.timeout!r}")
         if not prompt:

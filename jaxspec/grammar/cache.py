@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ START_SECONDS = 30.0
 MAX_REPLY = 2**16
 """Bytes."""
 MOST_WAITING = 64
-"""Requests whose grammars wait to be compiled."""
+"""Grammars that wait to be compiled."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Grammars:
         self._kept: OrderedDict[Constraint, _Kept] = OrderedDict()
         self._lock, self._trials = threading.Lock(), threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
-        self._waiting = 0
+        self._coming: dict[Constraint, Future[None]] = {}
         self._process: ChildProcess | None = None
 
     @cached_property
@@ -80,41 +80,38 @@ class Grammars:
         """Of the grammars that are kept."""
         return sum(each.bytes for each in list(self._kept.values()))
 
-    def tried(self, constraints: Iterable[Constraint | None]) -> "Future[None]":
-        """Done when these are compiled, each first in a process with limits, unless it is kept. One by one, in a thread. A grammar
-        may take TRIAL_SECONDS, the first one longer.
+    def tried(self, constraint: Constraint) -> "Future[None]":
+        """Done when it is compiled, first in a process with limits, unless it is kept; its ValueError names the field. One by one,
+        in a thread. A grammar may take TRIAL_SECONDS, the first one longer. All who ask meanwhile get the same future, so none may
+        cancel it.
 
-        The future's exceptions:
-            ValueError: one can't be compiled; the message names its field.
+        Raises:
             GrammarsBusy: too many wait already.
+            RuntimeError: after `close`.
         """
-        done: Future[None] = Future()
         with self._lock:
-            new = [each for each in dict.fromkeys(constraints) if each is not None and each not in self._kept]
-            if new and self._waiting >= MOST_WAITING:
-                done.set_exception(GrammarsBusy(f"{self._waiting} grammars wait to be compiled already: try again later"))
+            if constraint in self._coming:
+                return self._coming[constraint]
+            if constraint in self._kept:
+                done: Future[None] = Future()
+                done.set_result(None)
                 return done
-            self._waiting += bool(new)
-        if not new:
-            done.set_result(None)
-            return done
-        return self._thread.submit(self._try_all, new)
+            if len(self._coming) >= MOST_WAITING:
+                raise GrammarsBusy(f"{MOST_WAITING} grammars wait to be compiled already: try again later")
+            coming = self._coming[constraint] = self._thread.submit(self._compile, constraint)
+        return coming
 
-    def _try_all(self, new: Sequence[Constraint]) -> None:
+    def _compile(self, constraint: Constraint) -> None:
         try:
-            for constraint in new:
-                with self._lock:
-                    known = constraint in self._kept
-                if not known:
-                    source = self._source  # before a process is started
-                    with self._trials:
-                        size = self._try(source, constraint)
-                    self._keep(constraint, size)
+            source = self._source  # before a process is started
+            with self._trials:
+                size = self._try(source, constraint)
+            self._keep(constraint, size)
         except ValueError as error:
             raise ValueError(f"{constraint[0]} {error}") from None
         finally:
             with self._lock:
-                self._waiting -= 1
+                del self._coming[constraint]
 
     def matcher(self, constraint: Constraint, bans: Bans) -> Matcher:
         """A matcher at the grammar's beginning. Raises ValueError, naming the field: it can't be compiled, or allows no token."""

@@ -151,7 +151,8 @@ def test_a_refused_request_leaves_nothing_queued_and_can_be_named(thread, engine
     ticket = thread.submit(requests, print)
     with pytest.raises(ValueError, match="prompt holds token id 999"):
         ticket.admitted.result(20)
-    assert not engine.has_work and engine.aborted == ticket.ids and len(ticket.ids) == 1 and engine.steps == 0
+    assert not engine.has_work and engine.steps == 0
+    assert engine.withdrawn == ticket.ids and len(ticket.ids) == 1 and not engine.aborted
 
 
 def test_a_call_runs_between_two_steps_and_its_error_is_the_callers_alone(thread, engine):

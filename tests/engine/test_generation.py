@@ -13,7 +13,9 @@ from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, E
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
+from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
+from jaxspec.grammar import cache
 from jaxspec.sampling_params import SamplingParams
 from tests.server.conftest import wait_until
 from tests.server.fakes import TEXT, FakeEngine
@@ -96,6 +98,37 @@ async def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThr
     assert await first == SAID
     await until(lambda: not fake.running)
     assert len(fake.params) == 1 and not fake.aborted
+
+
+async def test_a_grammar_compiles_once_for_all_and_who_leaves_gives_up_a_place(engine, fake, monkeypatch):
+    monkeypatch.setattr(cache, "MOST_WAITING", 3)
+    gate = threading.Event()
+    fake.grammars._thread.submit(gate.wait)
+
+    def ask(number: int) -> asyncio.Task[Generation]:
+        request = GenerationRequest((1,), SamplingParams(max_tokens=20, regex=f"a{{{number}}}"))
+        return asyncio.ensure_future(Generation.start(engine, [request], [uuid.uuid4().hex]))
+
+    waiting = [ask(number) for number in (1, 1, 1, 1, 2, 3)]
+    await asyncio.sleep(0.02)
+    for left in (waiting[0], *waiting[4:]):
+        left.cancel()
+    with pytest.raises(QueueFull, match="3 grammars wait"):
+        await ask(4)
+    gate.set()
+    for kept in waiting[1:4]:
+        (await kept).abort()
+    await until(lambda: fake.grammars.held_bytes and not fake.grammars._coming)
+    (await ask(4)).abort()
+    assert [task.cancelled() for task in waiting] == [True, False, False, False, True, True]
+    fake.grammars._thread.submit(time.sleep, 0.2)
+    left = ask(5)
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineClosed):
+        await left
+    with pytest.raises(EngineClosed):
+        await ask(6)
 
 
 def test_an_event_loop_that_went_away_is_forgotten(engine: EngineThread, fake: FakeEngine):

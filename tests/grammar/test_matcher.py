@@ -167,7 +167,7 @@ def tag_of(content: dict[str, str], end: str) -> str:
 def test_what_can_only_repeat_itself_is_not_read_ahead(grammars, kind, text):
     """Behind "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
     later than the first token. It is tried in a process that is ended after two seconds."""
-    grammars.tried([(kind, text)]).result()
+    grammars.tried((kind, text)).result()
 
 
 def test_space_that_can_only_repeat_itself_is_not_read_ahead():
@@ -214,16 +214,16 @@ def test_what_must_follow_is_drafted(grammars):
 def test_a_schema_that_is_nested_too_deeply_is_refused(grammars):
     """What else can't be compiled: test_keywords.py, and over HTTP tests/server/test_structured.py."""
     with pytest.raises(ValueError, match=r"nested|recursion"):
-        grammars.tried([("json_schema", '{"items": ' * 900 + "{}" + "}" * 900)]).result()
+        grammars.tried(("json_schema", '{"items": ' * 900 + "{}" + "}" * 900)).result()
 
 
 def test_a_process_that_takes_too_long_is_replaced(grammars, monkeypatch):
     monkeypatch.setattr(cache, "TRIAL_SECONDS", 0.0)
     with pytest.raises(ValueError, match="more than 0 seconds"):
-        grammars.tried([("regex", "slow")]).result()
+        grammars.tried(("regex", "slow")).result()
     monkeypatch.undo()
-    assert grammars.tried([None, ("regex", "slow")]).result() is None
-    assert grammars.tried([("regex", "slow")]).done(), "it is kept"
+    assert grammars.tried(("regex", "slow")).result() is None
+    assert grammars.tried(("regex", "slow")).done(), "it is kept"
 
 
 def test_kept_grammars_are_bounded(grammars):
@@ -236,4 +236,4 @@ def test_kept_grammars_are_bounded(grammars):
 
 def test_a_model_without_a_tokenizer_refuses_grammars():
     with pytest.raises(ValueError, match=r"^regex needs a tokenizer"):
-        Grammars(None, VOCABULARY, ()).tried([("regex", "a")]).result()
+        Grammars(None, VOCABULARY, ()).tried(("regex", "a")).result()

@@ -87,6 +87,7 @@ class FakeEngine:
         self.cached_tokens = 0
         """What requests report."""
         self.flushes = 0
+        self.withdrawn: list[str] = []
         self.aborted: list[str] = []
         """Ids of the requests that were aborted while unfinished."""
         self._allowance = threading.Condition()
@@ -144,6 +145,10 @@ class FakeEngine:
         self._requests[request_id] = request
         self._counts.prompt_tokens += len(prompt)
         return request
+
+    def withdraw(self, request_id: str) -> None:
+        self._counts.prompt_tokens -= len(self._requests.pop(request_id).prompt)
+        self.withdrawn.append(request_id)
 
     def abort(self, request_id: str) -> Update | None:
         request = self._requests.pop(request_id, None)
