@@ -215,7 +215,7 @@ class Leader(HostGroup):
         answer_challenge(link, key)
         hello, _ = unpack(link.recv_bytes(2**16))
         rank, wrong = hello["rank"], ""
-        for old in [each for each, its in self._links.items() if its == rank and is_gone(each)]:  # it was started again
+        for old in [each for each, other in self._links.items() if other == rank and is_gone(each)]:  # it was started again
             del self._links[old]
         if hello["nnodes"] != self._hosts.nnodes or rank not in range(1, self._hosts.nnodes):
             wrong = f"rank {rank} of {hello['nnodes']} is none of the {self._hosts.nnodes} of this group"

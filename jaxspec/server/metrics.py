@@ -225,7 +225,7 @@ class HttpCounts:
             Sample(count, self._labels | {"path": path, "status": status}) for (path, status), count in self.answered.items()
         ]
         yield family("counter", f"{PREFIX}http_requests_total", "HTTP requests, by path and class of the status.", answered)
-        meaning = "POST requests that were answered with 503: the queue was full, the engine had failed, or the server was shutting down."
+        meaning = "POST requests answered with 503: the queue was full, the engine had failed, or the server was shutting down."
         yield family("counter", f"{PREFIX}http_rejected_requests_total", meaning, [Sample(self.rejected, self._labels)])
         meaning = "HTTP requests in progress, streams included."
         yield family("gauge", f"{PREFIX}http_active_requests", meaning, [Sample(self.active, self._labels)])
