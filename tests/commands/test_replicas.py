@@ -13,7 +13,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import ROUTERS, SETTINGS, answers, end_all, free_ports, own_gpus, own_options, start
+from jaxspec.commands.replicas import ROUTERS, SETTINGS, answers, free_ports, own_gpus, own_options
 from jaxspec.commands.serve_options import parse_arguments
 from tests.server.conftest import served
 
@@ -102,6 +102,7 @@ def test_the_end_of_the_router_is_the_end_of_all(group: Group):
 
 def test_nobody_outlives_a_group_that_is_killed(group: Group):
     everybody = [group.pid(place) for place in (2, 0, 1)]
+    assert [os.getpgid(pid) for pid in everybody] == everybody, "Ctrl-C in the terminal reaches the first process alone"
     group.process.kill()
     assert all(map(group.has_ended, everybody))
 
@@ -121,15 +122,6 @@ def test_servers_are_asked_directly(monkeypatch):
     monkeypatch.setenv("no_proxy", "")
     with served() as client:
         assert answers(f"{client.http.base_url}/health") and not answers(f"{client.http.base_url}/nothing")
-
-
-def test_ctrl_c_in_the_terminal_reaches_the_group_alone():
-    """Which tells the others: two signals would cut off what runs."""
-    process = start(["sleep", "60"], os.environ)
-    try:
-        assert os.getpgid(process.pid) == process.pid
-    finally:
-        end_all([process], SECONDS)
 
 
 def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
