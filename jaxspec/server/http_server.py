@@ -95,8 +95,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and self.conn.states[h11.CLIENT] is h11.IDLE:
-            self._expect_request()
+        if not self.transport.is_closing() and self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY):
+            self._expect_request()  # or the rest of one that came behind the last, or was refused before its end
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

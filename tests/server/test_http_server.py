@@ -163,6 +163,19 @@ def test_as_many_connections_may_be_unused_as_there_are_files_for(monkeypatch, f
     assert http_server.most_unused() == most
 
 
+def test_a_second_request_without_its_end_makes_way_too(monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_UNUSED", 2)
+    with served() as client, contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(4):
+            connections.append(connection := stack.enter_context(client.connect()))
+            connection.sendall(GET + b"\r\n" + POST % (b"/tokenize", 9))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connections[0].settimeout(3)
+        with contextlib.suppress(ConnectionResetError):
+            assert connections[0].recv(1) == b""
+
+
 def test_headers_of_usual_size_pass(client: Client):
     response = client.http.get("/health", headers={f"x-{number}": "y" * 1000 for number in range(50)})
     assert response.status_code == 200
