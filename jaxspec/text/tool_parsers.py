@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, Event, MalformedCall, Reading
+from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, CutOff, Event, MalformedCall, Reading
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -25,6 +25,8 @@ class Calls:
 
     def __init__(self, reader: AnswerReader, tools: Tools):
         self._reader, self._tools, self._count = reader, tools, 0
+        self._space: str | None = None
+        """What separates the next content from the last one. None: there was none."""
 
     def check(self, name: str | None) -> str:
         """Raises MalformedCall if there is no such tool."""
@@ -35,7 +37,9 @@ class Calls:
     def start(self, name: str) -> CallStart:
         """The next call. From here on it can't become content."""
         self._count += 1
-        self._reader.mark = self._reader.at
+        before = self._reader.text[self._reader.mark : self._reader.at]
+        self._separate(before[: len(before) - len(before.lstrip())])
+        self.end()
         return CallStart(self._count - 1, name)
 
     def arguments(self, text: str) -> Arguments:
@@ -46,11 +50,37 @@ class Calls:
         """The call has ended, in order or not."""
         self._reader.mark = self._reader.at
 
-    def given_back(self) -> list[Event]:
-        """What was read since the last event, as content. White space around calls is none."""
+    def done(self, word: str) -> Reading[None]:
+        """All calls here have ended, and the white space behind them was read. Raises CutOff if the text ends within the word,
+        which begins further ones."""
+        text = self._reader.text[self._reader.mark : self._reader.at]
+        self._separate(text[len(text.rstrip()) :])
+        self.end()
+        if (yield from self._reader.take(word)):
+            self._reader.at -= len(word)
+        elif (rest := self._reader.text[self._reader.at :]) and word.startswith(rest):
+            raise CutOff
+
+    def content(self, text: str) -> Content:
+        """A piece of what is around calls, behind white space that was beside the calls in between."""
+        space, self._space = self._space or "", ""
+        return Content(space + text)
+
+    def given_back(self, error: MalformedCall) -> list[Event]:
+        """What was read since the last event, as content. White space around calls is none, nor is the rest of calls that were
+        cut off."""
         reader = self._reader
+        if isinstance(error, CutOff) and self._count:
+            reader.at = reader.mark = len(reader.text)
         text, reader.mark = reader.text[reader.mark : reader.at], reader.at
-        return [Content(text)] if text.strip() or (text and not self._count) else []
+        if text.strip() or (text and not self._count):
+            return [self.content(text)]
+        self._separate(text)
+        return []
+
+    def _separate(self, space: str) -> None:
+        if self._space is not None:
+            self._space = space or self._space
 
     def schema_of(self, name: str, argument: str) -> Schema:
         """The schema of one argument."""
@@ -62,7 +92,7 @@ class Calls:
 def read_tagged(reader: AnswerReader, tools: Tools) -> Reading[None]:
     """<tool_call> and </tool_call> around a call in JSON (Hermes, Qwen), a list of them (SmolLM2), or <function=...> (MiMo)."""
     calls = Calls(reader, tools)
-    while (yield from reader.until(TAG, Content)):
+    while (yield from reader.until(TAG, calls.content)):
         try:
             yield from reader.spaces()
             if (yield from reader.peek()) == "<":
@@ -72,8 +102,9 @@ def read_tagged(reader: AnswerReader, tools: Tools) -> Reading[None]:
             yield from reader.spaces()
             yield from reader.expect(END_TAG)
             yield from reader.spaces()
-        except MalformedCall:
-            yield from calls.given_back()
+            yield from calls.done(TAG)
+        except MalformedCall as error:
+            yield from calls.given_back(error)
 
 
 def read_llama3(reader: AnswerReader, tools: Tools) -> Reading[None]:
@@ -94,13 +125,14 @@ def _read_at_start(
             yield from reader.spaces()
             yield from reader.take(PYTHON_TAG)
             yield from reader.spaces()
-            if (yield from reader.peek()) != opening:
-                raise MalformedCall
+            if (first := (yield from reader.peek())) != opening:
+                raise MalformedCall if first else CutOff
             yield from read(reader, calls)
             yield from reader.spaces()
-        except MalformedCall:
-            yield from calls.given_back()
-        if not (yield from reader.until(PYTHON_TAG, Content)):
+            yield from calls.done(PYTHON_TAG)
+        except MalformedCall as error:
+            yield from calls.given_back(error)
+        if not (yield from reader.until(PYTHON_TAG, calls.content)):
             return
         reader.at -= len(PYTHON_TAG)
 
@@ -134,8 +166,8 @@ def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
             if key == "name" and name is None:
                 name = calls.check((yield from reader.string()))
             elif key in _ARGUMENTS and not has_begun:
-                if (yield from reader.peek()) != "{":
-                    raise MalformedCall
+                if (first := (yield from reader.peek())) != "{":
+                    raise MalformedCall if first else CutOff
                 start = reader.at
                 if name is None:
                     yield from reader.braces(None)

@@ -59,7 +59,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     (
         "llama3",
         'Look: <|python_tag|>{"name": "g", "parameters": {}} ok <|python_tag|>b()',
-        "Look:ok <|python_tag|>b()",
+        "Look: ok <|python_tag|>b()",
         [("g", "{}")],
     ),
     ("llama3", ' {"name": "Paris", "population": 2} ', "=", []),
@@ -73,6 +73,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("pythonic", "[g()]", "", [("g", "{}")]),
     ("pythonic", "[1, 2]", "=", []),
     ("pythonic", "[f(s=3) x", "x", [("f", '{"s": 3}')]),
+    ("hermes", 'a <tool_call>{"name": "g"}</tool_call>b', "a b", [("g", "{}")]),
+    ("hermes", 'a<tool_call>{"name": "g"}</tool_call>\n<tool_call>no</tool_call>', "a\n<tool_call>no</tool_call>", [("g", "{}")]),
 ]
 """A format, an answer, its content (=: all of it), and its calls."""
 
@@ -82,12 +84,12 @@ def parsed(form: AnswerFormat, pieces: list[str]) -> list[Event]:
     return merged([event for index, piece in enumerate(pieces) for event in parser.add(piece, is_last=index == last)])
 
 
-def check_pieces(form: AnswerFormat, text: str) -> list[Event]:
-    """The events; the same for every cut in two, for single characters, and for 1,000 cuts into up to six pieces."""
+def check_pieces(form: AnswerFormat, text: str, cuts: int = 1000) -> list[Event]:
+    """The events; the same for every cut in two, for single characters, and for so many cuts into up to six pieces."""
     events, rng = parsed(form, [text]), random.Random(text)
-    cuts = [[at] for at in range(len(text) + 1)] + [list(range(len(text)))]
-    cuts += [sorted(rng.choices(range(len(text) + 1), k=rng.randrange(1, 6))) for _ in range(1000)]
-    for cut_at in cuts:
+    all_cuts = [[at] for at in range(len(text) + 1)] + [list(range(len(text)))]
+    all_cuts += [sorted(rng.choices(range(len(text) + 1), k=rng.randrange(1, 6))) for _ in range(cuts)]
+    for cut_at in all_cuts:
         pieces = [text[begin:end] for begin, end in zip([0, *cut_at], [*cut_at, len(text)], strict=True)]
         assert parsed(form, pieces) == events, pieces
     return events
@@ -121,6 +123,21 @@ def test_thinking_is_the_same_in_any_pieces(text: str, thinking: Thinking, reaso
     assert (answer.reasoning, answer.content, len(answer.calls)) == (reasoning, content, calls)
     together = Answer.of(check_pieces(AnswerFormat(form.reasoning, thinking, is_separate=False), text))
     assert together == Answer(text, "", [])
+
+
+WHOLE = {
+    "hermes": '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
+    "smollm2": '<tool_call>[{"name": "g"}, {"name": "g", "id": 7, "arguments": {}}]</tool_call>',
+    "llama3": '{"name": "g", "parameters": {}}; {"name": "g"}',
+    "pythonic": "[g(), g()]<|python_tag|>",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_left_of_calls_that_were_cut_off_is_no_content(name: str):
+    text, form = WHOLE[name], AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools=TOOLS)
+    answers = [Answer.of(check_pieces(form, text[:end], cuts=9)) for end in range(len(text) + 1)]
+    assert {answer.content for answer in answers if answer.calls} == {""} and len(answers[-1].calls) == 2
 
 
 def test_events_come_as_early_as_they_can():
