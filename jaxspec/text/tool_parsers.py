@@ -235,18 +235,23 @@ def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
     yield from reader.expect("<function=")
     name = calls.check((yield from reader.name_until(">")))
     yield calls.start(name)
-    opening = "{"
+    opening, is_cut = "{", False
     yield from reader.spaces()
-    with contextlib.suppress(MalformedCall):
+    try:
         while (yield from reader.take("<parameter=")):
             argument = yield from reader.name_until(">")
             yield calls.arguments(f"{opening}{json.dumps(argument, ensure_ascii=False)}: ")
             opening = ", "
             yield from _read_xml_value(reader, calls, is_text=is_text(calls.schema_of(name, argument)))
             yield from reader.spaces()
-    if (yield from reader.peek()):  # else the text was cut off
+        yield from reader.expect("</function>")
+    except MalformedCall as error:
+        rest = reader.text[reader.at :]
+        is_cut = isinstance(error, CutOff) or "<parameter=".startswith(rest)
+    if is_cut:
+        reader.at = len(reader.text)
+    else:
         yield calls.arguments("}" if opening == ", " else "{}")
-        yield from reader.take("</function>")
     calls.end()
 
 
@@ -261,8 +266,7 @@ def _read_xml_value(reader: AnswerReader, calls: Calls, *, is_text: bool) -> Rea
     start = reader.at
     while (end := reader.text.find("</parameter>", start)) < 0:
         if not (yield from reader.more()):
-            reader.at = len(reader.text)
-            raise MalformedCall
+            raise CutOff
     reader.at = end + len("</parameter>")
     yield calls.arguments(python_to_json(_without_line_break(reader.text[start:end])))
 
