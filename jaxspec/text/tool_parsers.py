@@ -3,6 +3,8 @@
 import ast
 import contextlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +14,8 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a pair, which UTF-8 can't encode."""
 
 type Schema = Mapping[str, Any]
 type Tools = Mapping[str, Schema]
@@ -223,11 +227,20 @@ def _read_python_arguments(reader: AnswerReader, calls: Calls) -> Reading[None]:
 
 
 def python_to_json(source: str) -> str:
-    """A literal of Python or of JSON as JSON; what is neither, as a string."""
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return json.dumps(read(source), ensure_ascii=False)
+    """JSON as it is, or a literal of Python as JSON; what is neither, or has no JSON, as a string."""
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(source, parse_int=str, parse_float=_check_finite, parse_constant=_check_finite)
+        return source
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        value = ast.literal_eval(source)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value) if _SURROGATE.search(written) else written
     return json.dumps(source, ensure_ascii=False)
+
+
+def _check_finite(number: str) -> None:
+    if not math.isfinite(float(number)):
+        raise ValueError
 
 
 def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:

@@ -74,6 +74,12 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("f", '{"s": "it\'s", "n": 3}'), ("g", '{"a": true, "b": null, "c": [1, "x,)"], "d": true, "e": {"k": 1}, "h": "word"}')],
     ),
+    (
+        "pythonic",
+        """[g(a="\\ud83d", b='\\ud83d', c=1e999, d=NaN, e=12345678901234567890.10, f=1e400)]""",
+        "",
+        [("g", r'{"a": "\ud83d", "b": "\ud83d", "c": "1e999", "d": "NaN", "e": 12345678901234567890.10, "f": "1e400"}')],
+    ),
     ("pythonic", "[g()]", "", [("g", "{}")]),
     ("pythonic", "[1, 2]", "=", []),
     ("pythonic", "[f(s=3) x", "x", [("f", '{"s": 3}')]),
@@ -141,7 +147,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_left_of_calls_that_were_cut_off_is_no_content(name: str):
     text, form = WHOLE[name], AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools=TOOLS)
-    answers = [Answer.of(check_pieces(form, text[:end], cuts=9)) for end in range(len(text) + 1)]
+    answers = [Answer.of(check_pieces(form, text[:end], cuts=0)) for end in range(len(text) + 1)]
     assert {answer.content for answer in answers if answer.calls} == {""} and len(answers[-1].calls) == 2
 
 
