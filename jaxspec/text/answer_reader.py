@@ -15,6 +15,7 @@ MAX_NAME = 256
 """Characters of the names of tools and arguments."""
 _SPACES = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.\-]*")
+_ARGUMENT = re.compile(r"[^=,()\"'\n]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _LITERAL = re.compile(r"[-+.\w]*")
 
@@ -106,6 +107,10 @@ class AnswerReader:
     def word(self) -> Reading[str]:
         """Reads a name of letters, digits and _ . -"""
         return (yield from self._run(_WORD))
+
+    def argument(self) -> Reading[str]:
+        """Reads the name of an argument, which may be any of a schema's, such as $top, to the sign behind it."""
+        return (yield from self._run(_ARGUMENT)).strip()
 
     def _run(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Reads all that matches, which any beginning of a match does too."""

@@ -215,8 +215,7 @@ def _read_python_arguments(reader: AnswerReader, calls: Calls) -> Reading[None]:
     opening = "{"
     yield from reader.spaces()
     while not (yield from reader.take(")")):
-        name = yield from reader.word()
-        yield from reader.spaces()
+        name = yield from reader.argument()
         yield from reader.expect("=")
         value = python_to_json((yield from reader.python_value()))
         yield calls.arguments(f"{opening}{json.dumps(name)}: {value}")

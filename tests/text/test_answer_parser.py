@@ -80,6 +80,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("g", r'{"a": "\ud83d", "b": "\ud83d", "c": "1e999", "d": "NaN", "e": 12345678901234567890.10, "f": "1e400"}')],
     ),
+    ("pythonic", "[g($top=1, a b = 2)]", "", [("g", '{"$top": 1, "a b": 2}')]),
     ("pythonic", "[g()]", "", [("g", "{}")]),
     ("pythonic", "[1, 2]", "=", []),
     ("pythonic", "[f(s=3) x", "x", [("f", '{"s": 3}')]),
