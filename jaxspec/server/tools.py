@@ -216,6 +216,15 @@ def constraint_for(
     use: ToolUse | None, given: Given | None, reasoning: ReasoningFormat | None, thinking: Thinking
 ) -> Given | None:  # fmt: skip
     """What the whole answer must follow: its calls and its constraint, behind the thinking. None: anything. Raises ApiError."""
+    try:
+        return _constraint_for(use, given, reasoning, thinking)
+    except ValueError as error:
+        raise wrong("tools:", str(error)) from None
+
+
+def _constraint_for(
+    use: ToolUse | None, given: Given | None, reasoning: ReasoningFormat | None, thinking: Thinking
+) -> Given | None:  # fmt: skip
     free = None if use is None or not use.is_strict else use.format.structures.within_text(use.enforced, only_one=use.only_one)
     if use is not None and use.must_call:
         body, field = use.format.structures.calls(use.schemas, only_one=use.only_one), "tools"

@@ -18,12 +18,16 @@ from jaxspec.text.tool_parsers import (
     read_llama3,
     read_pythonic,
     read_tagged,
+    resolved,
     values_of,
 )
 
 type Structure = dict[str, Any]
 """A format of structural tags (grammar/compiling.py), as the value of `format`."""
 
+COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
+WHOLE = "whole-schema"
+"""A name among the definitions of an argument's schema."""
 ANY_TEXT: Structure = {"type": "any_text"}
 
 
@@ -39,8 +43,14 @@ class Structures(NamedTuple):
     """How calls begin that are recognised at the beginning of an answer only. None: they are wherever TAG is."""
 
     def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        """Calls and nothing else, one or more."""
-        tags = [self.call(name, schema) for name, schema in tools.items()]
+        """Calls and nothing else, one or more. Raises ValueError for a schema whose arguments the format can't write."""
+        tags = []
+        for name, schema in tools.items():
+            try:
+                tags.append(self.call(name, schema))
+            except (ValueError, RecursionError) as error:
+                said = error if isinstance(error, ValueError) else "are nested too deeply"
+                raise ValueError(f"the parameters of {name} {said}") from None
         listed: Structure = {"type": "tags_with_separator", "tags": tags, "separator": self.separator}
         listed |= {"at_least_one": True, "stop_after_first": only_one}
         return listed if self.around is None else tag(self.around[0], listed, self.around[1])
@@ -105,12 +115,35 @@ def xml_call(line_break: str, name: str, schema: Schema) -> Structure:
 
 
 def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
-    """The name of each argument, its schema with the definitions of the whole, and whether it is required."""
-    properties = schema.get("properties") or {}
+    """The name of each argument, its schema with the definitions of the whole, and whether it is required. Raises ValueError for
+    what arguments one by one can't follow."""
+    schema = resolved(schema)
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if found := [name for name in COMBINED if name in schema]:
+        raise ValueError(f"have {found[0]} at the top, which this model's format of calls can't follow")
+    if not isinstance(properties, Mapping):
+        raise ValueError("have properties that are no object")
+    if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
+        raise ValueError("have a list of required names that must be names of properties")
+    if not properties and schema.get("minProperties"):
+        raise ValueError("have no properties but minProperties: this model's format of calls needs names")
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    required = schema.get("required") or ()
     parts = {name: part if isinstance(part, Mapping) else {} for name, part in properties.items()}
+    for name, part in parts.items():
+        if not isinstance(values_of(part), list | None):
+            raise ValueError(f"have an enum of {name} that is no list")
+    if (moved := _moved(parts)) != parts and isinstance(named := definitions.get("$defs", {}), Mapping):
+        definitions["$defs"], parts = {**named, WHOLE: {"properties": moved}}, moved
     return [(name, {**definitions, **part}, name in required) for name, part in parts.items()]
+
+
+def _moved(part: Any) -> Any:
+    """A part of a schema, with references to properties of the whole to where its own schema has these."""
+    if isinstance(part, Mapping):
+        if isinstance(ref := part.get("$ref"), str) and ref.startswith("#/properties/"):
+            part = {**part, "$ref": f"#/$defs/{WHOLE}{ref[1:]}"}
+        return {name: _moved(value) for name, value in part.items()}
+    return [_moved(each) for each in part] if isinstance(part, list) else part
 
 
 def const(text: str) -> Structure:

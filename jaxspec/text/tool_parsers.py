@@ -14,6 +14,7 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair, which UTF-8 can't encode."""
 
@@ -88,7 +89,7 @@ class Calls:
 
     def schema_of(self, name: str, argument: str) -> Schema:
         """The schema of one argument."""
-        found = self._tools[name].get("properties", {})
+        found = resolved(self._tools[name]).get("properties", {})
         found = found.get(argument) if isinstance(found, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
@@ -290,6 +291,16 @@ def _escaped(text: str) -> str:
 
 def _without_line_break(text: str) -> str:
     return text.removesuffix("\n")
+
+
+def resolved(schema: Schema) -> Schema:
+    """The schema; where all of it is one of its definitions, with the members of that one."""
+    if isinstance(ref := schema.get("$ref"), str) and (place := _DEFINITION.fullmatch(ref)) is not None:
+        definitions = schema.get(place[1])
+        found = definitions.get(place[2]) if isinstance(definitions, Mapping) else None
+        if isinstance(found, Mapping):
+            return {**{name: value for name, value in schema.items() if name != "$ref"}, **found}
+    return schema
 
 
 def values_of(schema: Schema) -> Any:

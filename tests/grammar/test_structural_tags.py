@@ -115,6 +115,45 @@ def test_what_is_allowed_is_what_is_read(name: str):
     assert not any(fits(form, other) for form in (calls, free) for other in (unknown, wrong, missing))
 
 
+A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": A}},
+        {"type": "object", "$ref": "#/definitions/A", "definitions": {"A": A}},
+        {"properties": {"b": {"type": "integer"}, "a": {"$ref": "#/properties/b"}}, "required": ["a"], "$defs": {}},
+    ],
+)
+def test_references_reach_the_whole_schema(schema: dict[str, Any]):
+    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, only_one=True)}
+    assert [fits(form, text) for text in ("[f(a=1)]", "[f()]", '[f(a="x")]')] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"anyOf": [A]}, "anyOf"),
+        ({"$ref": "#/$defs/B"}, "ref"),
+        ({"properties": [1]}, "properties"),
+        ({"properties": {"a": {}}, "required": 5}, "required"),
+        ({"properties": {"a": {}}, "required": ["b"]}, "required"),
+        ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum of a"),
+        ({"minProperties": 1, "additionalProperties": True}, "minProperties"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "mimo"])
+def test_arguments_that_a_format_can_not_write_are_refused(name: str, schema: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=f"the parameters of f have .*{said}"):
+        TOOL_FORMATS[name].structures.calls({"f": schema}, only_one=True)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_has_no_arguments(schema: dict[str, Any]):
+    assert fits({"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, only_one=True)}, "[f()]")
+
+
 def test_smollm2s_earlier_calls_are_written_as_it_writes_them():
     form = TOOL_FORMATS["smollm2"]
     assert form.message_with([(call.name, json.loads(call.arguments)) for call in CALLS]) == TEXTS["smollm2"]

@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec.text.tool_formats import TOOL_FORMATS
 from tests.server.conftest import CHAT, USER, Client, served
+from tests.server.fakes import TOOL_TEMPLATE
 from tests.server.notations import CHAT_TOOLS, FUNCTIONS, WEATHER
 from tests.server.test_bad_input import refusal
 
@@ -212,6 +213,13 @@ def test_a_model_without_a_known_format_refuses_tools():
             error = refusal(own.post(CHAT, messages=USER, tools=[TOOL]), 400)
             assert error["param"] == "tools" and said in error["message"]
             assert refusal(own.post(CHAT, messages=USER, include_reasoning=False), 400)["param"] == "include_reasoning"
+
+
+def test_parameters_that_a_format_can_not_write_are_refused():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}
+    with served(template=TOOL_TEMPLATE, tool_format=TOOL_FORMATS["pythonic"]) as own:
+        error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
+        assert error["param"] == "tools" and "the parameters of f have properties" in error["message"]
 
 
 def test_a_template_without_tools_gets_instructions():
