@@ -203,7 +203,10 @@ def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             found[index] = {**rest, "content": message["content"] + form.message_with(calls)}
     if use is not None and use.format.instructions is not None:
-        functions = json.dumps([each["function"] for each in use.for_template()], ensure_ascii=False)
+        try:
+            functions = json.dumps([each["function"] for each in use.for_template()], ensure_ascii=False)
+        except RecursionError:
+            raise wrong("tools:", "they are nested too deeply") from None
         told = use.format.instructions.replace("{tools}", functions)
         if found[0]["role"] in ("system", "developer"):
             found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{told}"}

@@ -141,8 +141,12 @@ class ChatTemplate:
             ]
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options}
         variables |= {"tools": tools} if tools else {}
+        try:
+            line = json.dumps({"variables": variables}).encode()  # before a process is taken, which would be replaced
+        except RecursionError:
+            raise RenderError(400, "messages: they, or the tools, are nested too deeply", "messages") from None
         with self._process() as process:
-            reply = self._ask(process, {"variables": variables}, self._seconds)
+            reply = self._ask(process, line, self._seconds)
         if "error" in reply:
             raise RenderError(400, f"messages: the model's chat template can't render them: {_quote(reply['error'])}", "messages")
         return reply["text"]
@@ -192,7 +196,7 @@ class ChatTemplate:
             raise ValueError(f"{self._source} is not a valid chat template: {reply['error']}")
         return process, reply["names"]
 
-    def _ask(self, process: "ChildProcess", request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _ask(self, process: "ChildProcess", request: Mapping[str, Any] | bytes, seconds: float) -> dict[str, Any]:
         """The reply. Without one the process is ended, and the reply is an error."""
         try:
             return process.ask(request, seconds, 6 * self._max_characters + 2**20)  # a character has up to six bytes in JSON
@@ -237,11 +241,11 @@ class ChildProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: Mapping[str, Any], seconds: float, max_bytes: int) -> dict[str, Any]:
-        """The reply. Raises TimeoutError, or ConnectionError if the process has ended or its reply exceeds max_bytes."""
+    def ask(self, request: Mapping[str, Any] | bytes, seconds: float, max_bytes: int) -> dict[str, Any]:
+        """The reply to a request, which may be JSON already. Raises TimeoutError, or ConnectionError if the process has ended or its reply exceeds max_bytes."""
         deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        self._socket.sendall((request if isinstance(request, bytes) else json.dumps(request).encode()) + b"\n")
         reply = bytearray()
         while not reply.endswith(b"\n"):
             if (left := deadline - time.monotonic()) <= 0:

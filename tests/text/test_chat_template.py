@@ -265,6 +265,16 @@ def test_waiting_for_a_process_has_the_same_limit(victim: ChatTemplate):
     assert victim.render(USER) == "hi"
 
 
+def test_what_is_nested_too_deeply_is_refused_before_a_process_is_taken(victim: ChatTemplate):
+    deep: dict = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    before = children()
+    with pytest.raises(RenderError, match="nested too deeply") as error:
+        victim.render(USER, tools=[deep])
+    assert (error.value.status, children()) == (400, before)
+
+
 def test_a_stopped_process_is_replaced(alone: set[int]):
     with ChatTemplate(ON_DEMAND, {}, "test", seconds=SECONDS) as template:
         [first] = children() - alone
