@@ -203,6 +203,7 @@ def test_thinking_is_the_templates():
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content must hold a block"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages.0.content.0.type"),

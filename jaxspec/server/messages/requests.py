@@ -133,6 +133,8 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
     last = body.messages[-1]
     messages = [] if body.system is None else [Message(role="system", content=content_of(body.system))]
     for index, message in enumerate(body.messages):
+        if message.content == [] and (message is not last or message.role != "assistant"):
+            raise wrong(f"messages.{index}.content", "must hold a block: only an assistant's last message may be empty")
         messages += message.messages(f"messages.{index}")
     continues = last.role == "assistant"
     if continues and messages[-1].tool_calls:
