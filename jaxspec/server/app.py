@@ -1,8 +1,10 @@
 """The HTTP application: routes, limits, and one shape for every error. Pages of other origins can't call it, unless allowed."""
 
+from threading import Lock
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from jaxspec.engine.driver import EngineThread
@@ -45,6 +47,16 @@ class Application(FastAPI):
         self.running, self.settings = running, settings
         self.large_parsing, self.large_work = OneByOne(PARSING_SHARE), OneByOne()
         self.max_values = most_values(context_length)
+        self._building = Lock()
+
+    def setup(self) -> None:
+        """The document is built when it is first asked for, in a thread: it takes a second."""
+
+        def document(_request: Request) -> Response:
+            with self._building:
+                return JSONResponse(self.openapi())
+
+        self.add_route("/openapi.json", document, include_in_schema=False)
 
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, corrected: it lists status 422 for wrong fields, which is 400 here, and gives failures the media type

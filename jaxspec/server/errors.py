@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Scope
 
 from jaxspec.engine.driver import EngineClosed, EngineError, RequestError
@@ -180,8 +181,12 @@ def add_handlers(app: FastAPI) -> None:
             message = f"{echo(request.url.path)} does not support the method {echo(request.method)}"
         response = ApiError(error.status_code, message).response_to(request.scope)
         response.headers.update(error.headers or {})
-        if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
-            response.headers["Allow"] = ", ".join(sorted(operations)).upper()  # Starlette alone names only one of them
+        routers = [getattr(each, "original_router", None) for each in request.app.routes]  # newer FastAPIs keep routers as they are
+        routes = [*request.app.routes, *(route for router in routers if router is not None for route in router.routes)]
+        matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        methods = {method for route in matching for method in getattr(route, "methods", None) or ()}
+        if error.status_code == 405 and methods:
+            response.headers["Allow"] = ", ".join(sorted(methods))  # Starlette alone names those of one route only
         return response
 
     @app.exception_handler(ClientDisconnected)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jaxspec.server import fields, neutral_fields
+from jaxspec.server.app import Application
 from jaxspec.server.messages.requests import MessagesRequest
 from jaxspec.server.model import MAX_OTHER_NAMES, ServedModel
 from jaxspec.server.openai.requests import ChatRequest, CompletionRequest
@@ -301,6 +303,17 @@ def test_no_such_endpoint(client: Client):
     assert "/v2/completions" in refusal(client.http.get("/v2/completions"), 404)["message"]
     error = refusal(client.http.get(COMPLETIONS), 405)
     assert COMPLETIONS in error["message"] and "GET" in error["message"]
+    assert client.http.get(COMPLETIONS).headers["allow"] == "POST"
+    assert client.http.put("/flush_cache").headers["allow"] == "GET, POST"
+
+
+def test_the_document_is_not_built_in_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    built_in = []
+    monkeypatch.setattr(Application, "openapi", lambda _: built_in.append(threading.current_thread().name) or {})
+    with served() as client:
+        assert client.http.get(COMPLETIONS).status_code == 405 and not built_in
+        assert client.http.get("/openapi.json").json() == {}
+    assert "worker" in built_in[0]
 
 
 @pytest.mark.parametrize(
