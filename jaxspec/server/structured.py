@@ -17,6 +17,8 @@ ANY_OBJECT = '{"type": "object"}'
 FIXED_LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """As json.dumps writes it in Python: all on one line, with a space behind each comma and colon. More of the text is forced."""
 STRUCTURAL_TAG = {"format", "structures", "triggers"}
+OF_TYPE = {"json_schema": {"json_schema"}, "structural_tag": STRUCTURAL_TAG}
+"""What belongs to a type of response_format, by type."""
 
 
 class JsonSchemaFormat(RequestModel):
@@ -100,6 +102,9 @@ def given_constraint(body: Any) -> Given | None:
 
 def _given(body: Any) -> Iterator[Given]:
     asked = body.response_format
+    for name in () if asked is None else sorted({"json_schema", *STRUCTURAL_TAG} - OF_TYPE.get(asked.type, set())):
+        if getattr(asked, name) is not None:
+            raise wrong(f"response_format.{name}", f"has no meaning with type {asked.type}: leave one out")
     if asked is not None and asked.type == "json_object":
         yield Given("response_format", "json_schema", ANY_OBJECT)
     elif asked is not None and asked.type == "json_schema":

@@ -167,6 +167,7 @@ WRONG_FIELDS = [
     (RESPONSES, {"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
     (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format.schema"),
     (RESPONSES, {"input": "x", "text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
+    (RESPONSES, {"input": "x", "text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
     (RESPONSES, {"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort"),
     (RESPONSES, {"input": "x", "include": ["file_search_call.results"]}, "include.0"),
     (RESPONSES, {"input": "x", "stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),

@@ -132,6 +132,8 @@ def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
     thinks = False if body.reasoning is not None and body.reasoning.effort == "none" else None
     options = thinking_options(thinks, model, "reasoning.effort") | (body.chat_template_kwargs or {})
     choice, asked = body.tool_choice, None if body.text is None else body.text.format
+    if asked is not None and asked.type != "json_schema" and asked.schema_ is not None:
+        raise wrong("text.format.schema", f"has no meaning with type {asked.type}: leave one out")
     return ChatRequest.model_construct(  # of what was checked
         **{name: getattr(body, name) for name in SHARED},
         messages=messages_of(body.input, body.instructions),
@@ -141,7 +143,9 @@ def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
         if isinstance(choice, FlatNamedTool)
         else choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=None if asked is None else ResponseFormat(type=asked.type, json_schema=asked),
+        response_format=None
+        if asked is None
+        else ResponseFormat(type=asked.type, json_schema=asked if asked.type == "json_schema" else None),
         chat_template_kwargs=options or None,
         logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
