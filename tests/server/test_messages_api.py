@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxspec.server.errors import ApiError
+from jaxspec.server.messages.answers import arguments_of
 from jaxspec.server.messages.input import AnthropicMessage, InputBlock
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.answer_parser import REASONING_FORMATS
@@ -195,6 +196,21 @@ def test_thinking_is_the_templates():
             assert bytes(client.engine.prompts[-1]).decode() == prompt
         both = {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
         assert "chat_template_kwargs" in refusal(client.post(MESSAGES, **body | both), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("", {}),
+        ('{"a": "Paris", "b": "Mon', {"a": "Paris"}),
+        ('{"a": "\\ud83d", "b": "\\ud83d\\ude00"}', {"a": "\ufffd", "b": "\U0001f600"}),
+        ('{"a": "x\ny"}', {"a": "x\ny"}),
+        ("[1", {}),
+        ("{x", {}),
+    ],
+)
+def test_arguments_with_an_odd_character_are_not_lost(text: str, arguments: dict[str, Any]):
+    assert arguments_of(text) == arguments
 
 
 @pytest.mark.parametrize(

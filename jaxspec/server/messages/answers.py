@@ -1,5 +1,7 @@
 """The answers of Anthropic's Messages API, as one object or as its typed events."""
 
+import json
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -168,7 +170,11 @@ def arguments_of(text: str) -> dict[str, Any]:
     try:
         found = from_json(text or "{}", allow_partial=True)
     except ValueError:
-        return {}
+        try:  # Python's reader takes raw line breaks, and halves of surrogate pairs, which no response can hold
+            written = json.dumps(json.loads(text, strict=False), ensure_ascii=False)
+            found = json.loads(re.sub("[\ud800-\udfff]", "\ufffd", written))
+        except (ValueError, RecursionError):
+            return {}
     return found if isinstance(found, dict) else {}
 
 
