@@ -125,6 +125,12 @@ class Connection(H11Protocol):
             self._timer = None
 
     def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:  # whose body this may be; it gets no other answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered
+            self.transport.close()
+            return
         message = f"malformed HTTP request, or headers larger than {MAX_HEADER_BYTES // 2**10} KiB"
         body = ApiError(400, message).report.model_dump_json().encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}

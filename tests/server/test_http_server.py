@@ -77,6 +77,17 @@ def test_malformed_http_gets_an_error_in_the_one_shape(client: Client, sent: byt
     assert (error["code"], error["message"]) == (400, "malformed HTTP request, or headers larger than 64 KiB")
 
 
+@pytest.mark.parametrize("pause", [0, 0.2])
+def test_a_malformed_body_of_a_refused_request_is_answered_once(client: Client, caplog: pytest.LogCaptureFixture, pause: float):
+    with client.connect() as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n" + b"Z\r\n" * (not pause))
+        time.sleep(pause)
+        connection.sendall(b"Z\r\n" * bool(pause))
+        received = connection.recv(65536) + connection.recv(65536)
+    assert received.count(b"HTTP/1.1 4") == 1 and received.startswith(b"HTTP/1.1 415 " if pause else b"HTTP/1.1 400 ")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("target", ["http://test/health", "HTTP://other:80/health?x=1", "http://test/nothing"])
 def test_a_target_may_be_a_whole_url(client: Client, target: str):
     """RFC 9112, section 3.2.2: servers must accept what clients send to proxies."""
