@@ -298,8 +298,8 @@ _FORMATS: dict[str, tuple[str, ...]] = {
 
 
 def _quoted(text: str) -> str:
-    """As a string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    """As a string of Lark, which can't hold a bare U+007F."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _field(form: Any, name: str, place: str, kind: type) -> Any:

@@ -35,6 +35,7 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
     [
         (OLD, ["", "x<f>{\"a\": 1}</f>y"], ["x<f y"]),
         ({"format": {"type": "const_string", "value": "a\n\"é"[:3]}}, ['a\n"'], ["", "a"]),
+        ({"format": {"type": "const_string", "value": "a\x7f\x01"}}, ["a\x7f\x01"], ["a"]),
         ({"format": {"type": "any_text"}}, ["", "a\nb"], []),
         ({"format": {"type": "or", "elements": [JSON, {"type": "regex", "pattern": "[/x]+"}]}}, ['{"a": 1}', "/x"], ["", "a"]),
         ({"format": {"type": "sequence", "elements": [THINK, Y]}}, ["<think>x</think>y"], ["y"]),
