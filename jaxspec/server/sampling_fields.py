@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from jaxspec.checks import Biases, Check, Flag, IdList, JsonSchema, Number, Seed, StringList, Text, Whole, docstrings
-from jaxspec.sampling_params import SamplingParams, declaration
+from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams, declaration
 from jaxspec.server.errors import refused
 from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, Schema, StringOrStrings, TokenIds, adding
 
@@ -64,7 +64,10 @@ class SglangSamplingFields(SamplingFields): ...
 
 
 def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """SamplingParams from the fields that were given (not None). Raises ApiError, in the client's words."""
+    """SamplingParams from the fields that were given (not None). Temperatures too small to divide by are greedy, as SGLang has it.
+    Raises ApiError, in the client's words."""
+    if 0 < (fields.get("temperature") or 0) < LEAST_TEMPERATURE:
+        fields["temperature"] = 0.0
     try:
         return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     except ValueError as error:

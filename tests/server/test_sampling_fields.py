@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.sampling_fields import OPENAI_NAMES, SGLANG_NAMES, OpenAISamplingFields, SglangSamplingFields
+from jaxspec.server.sampling_fields import OPENAI_NAMES, SGLANG_NAMES, OpenAISamplingFields, SglangSamplingFields, sampling_params
 
 PARAMETERS = {field.name for field in dataclasses.fields(SamplingParams)}
 NOT_IN_REQUESTS = {"bad_token_ids", "logprobs", "prompt_logprobs", "choice"}
@@ -16,6 +16,10 @@ def test_every_parameter_has_a_field_or_a_reason():
     assert set(OPENAI_NAMES) == PARAMETERS - NOT_IN_REQUESTS - ELSEWHERE - {"max_tokens"}  # whose meaning differs between endpoints
     assert set(SGLANG_NAMES) == PARAMETERS - NOT_IN_REQUESTS - {"allowed_token_ids"}
     assert SGLANG_NAMES["max_tokens"] == "max_new_tokens" and SGLANG_NAMES["include_stop_str_in_output"] == "no_stop_trim"
+
+
+def test_tiny_temperatures_are_greedy():
+    assert [sampling_params({}, temperature=each).temperature for each in (1e-9, 1e-4, 0, None)] == [0, 1e-4, 0, 1]
 
 
 def test_a_field_is_described_as_the_parameter_is():
