@@ -46,6 +46,10 @@ def test_defaults_are_sglangs(client: Client):
     assert client.engine.params == [SamplingParams(max_tokens=CONTEXT - 5, temperature=1.0)]
 
 
+def test_put_is_the_same_as_post(client: Client):
+    assert client.http.put("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}}).status_code == 200
+
+
 def test_n_gets_a_list(client: Client):
     params = {"n": 2, "sampling_seed": 3, "max_new_tokens": 4}
     answers = client.post("/generate", text="hello", sampling_params=params).json()
