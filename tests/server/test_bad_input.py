@@ -299,6 +299,12 @@ def test_megabytes_of_text_are_not_tokenized(client: Client, path: str, body: di
     assert f"more than {16 * CONTEXT - 16} tokens" in error["message"]
 
 
+def test_a_slash_at_the_end_is_redirected(client: Client):
+    for path in ("/v1/models", "/health"):
+        answer = client.http.get(f"{path}/?x=1")
+        assert (answer.status_code, httpx.URL(answer.headers["location"]).raw_path) == (307, f"{path}?x=1".encode())
+
+
 def test_no_such_endpoint(client: Client):
     assert "/v2/completions" in refusal(client.http.get("/v2/completions"), 404)["message"]
     error = refusal(client.http.get(COMPLETIONS), 405)

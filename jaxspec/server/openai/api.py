@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from jaxspec.sampling_params import CONSTRAINTS
 from jaxspec.server.bodies import JsonBody, documented
@@ -79,6 +79,11 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     @router.get("/v1/models", responses=success(ModelList))
     async def models() -> Response:
         return json_response(ModelList(object="list", data=[model_card(model, name) for name in model.names]))
+
+    @router.get("/v1/models/", include_in_schema=False)
+    async def with_a_slash(request: Request) -> Response:
+        """As Starlette redirects other paths; the route below would take it for a model without a name."""
+        return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
 
     @router.get("/v1/models/{name:path}", responses=success(ModelCard) | failures(404))
     async def one_model(name: str) -> Response:
