@@ -128,14 +128,12 @@ class Connection(H11Protocol):
         if self.cycle is not None:  # whose body this may be; it gets no other answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered
-            self.transport.close()
-            return
         message = f"malformed HTTP request, or headers larger than {MAX_HEADER_BYTES // 2**10} KiB"
         body = ApiError(400, message).report.model_dump_json().encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         response = h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request")
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+        is_answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+        for event in () if is_answered else (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

@@ -220,27 +220,21 @@ def constraint_for(
 ) -> Given | None:  # fmt: skip
     """What the whole answer must follow: its calls and its constraint, behind the thinking. None: anything. Raises ApiError."""
     try:
-        return _constraint_for(use, given, reasoning, thinking)
+        free = None if use is None or not use.is_strict else use.format.structures.within_text(use.enforced, only_one=use.only_one)
+        if use is not None and use.must_call:
+            body, field = use.format.structures.calls(use.schemas, only_one=use.only_one), "tools"
+        elif use is not None and given is not None:
+            body, field = either(use.format.structures.calls(use.schemas, only_one=use.only_one), _structure_of(given)), given.field
+        elif given is not None:
+            if thinking is Thinking.NONE:
+                return given
+            body, field = _structure_of(given), given.field
+        elif free is not None:
+            body, field = free, "tools"
+        else:
+            return None
     except ValueError as error:
         raise wrong("tools:", str(error)) from None
-
-
-def _constraint_for(
-    use: ToolUse | None, given: Given | None, reasoning: ReasoningFormat | None, thinking: Thinking
-) -> Given | None:  # fmt: skip
-    free = None if use is None or not use.is_strict else use.format.structures.within_text(use.enforced, only_one=use.only_one)
-    if use is not None and use.must_call:
-        body, field = use.format.structures.calls(use.schemas, only_one=use.only_one), "tools"
-    elif use is not None and given is not None:
-        body, field = either(use.format.structures.calls(use.schemas, only_one=use.only_one), _structure_of(given)), given.field
-    elif given is not None:
-        if thinking is Thinking.NONE:
-            return given
-        body, field = _structure_of(given), given.field
-    elif free is not None:
-        body, field = free, "tools"
-    else:
-        return None
     return Given(field, "structural_tag", {"format": _behind_thinking(body, reasoning, thinking)})
 
 

@@ -56,7 +56,7 @@ class MalformedCall(Exception):
     """What looked like a tool call is none: it is text."""
 
 
-class CutOff(MalformedCall):
+class Unfinished(MalformedCall):
     """The answer ends within what looks like a call."""
 
 
@@ -98,7 +98,7 @@ class AnswerReader:
     def expect(self, word: str) -> Reading[None]:
         """Reads this word. Raises MalformedCall if something else comes next."""
         if not (yield from self.take(word)):
-            raise CutOff if word.startswith(self.text[self.at :]) else MalformedCall
+            raise Unfinished if word.startswith(self.text[self.at :]) else MalformedCall
 
     def spaces(self) -> Reading[None]:
         """Reads white space."""
@@ -147,22 +147,18 @@ class AnswerReader:
         """Reads a short text and the word behind it. Raises MalformedCall."""
         start = self.at
         while (end := self.text.find(word, start, start + MAX_NAME)) < 0:
-            if len(self.text) - start >= MAX_NAME:
-                raise MalformedCall
-            if not (yield from self.more()):
-                raise CutOff
+            if (is_long := len(self.text) - start >= MAX_NAME) or not (yield from self.more()):
+                raise MalformedCall if is_long else Unfinished
         self.at = end + len(word)
         return self.text[start:end]
 
     def string(self) -> Reading[str]:
         """Reads a short JSON string. Raises MalformedCall."""
         if (first := (yield from self.peek())) != '"':
-            raise MalformedCall if first else CutOff
+            raise MalformedCall if first else Unfinished
         while (found := _STRING.match(self.text, self.at, self.at + MAX_NAME)) is None:
-            if len(self.text) - self.at >= MAX_NAME:
-                raise MalformedCall
-            if not (yield from self.more()):
-                raise CutOff
+            if (is_long := len(self.text) - self.at >= MAX_NAME) or not (yield from self.more()):
+                raise MalformedCall if is_long else Unfinished
         self.at = found.end()
         try:
             return str(json.loads(found[0], strict=False))
@@ -201,7 +197,7 @@ class AnswerReader:
         elif first in ("{", "["):
             yield from self.braces(None)
         elif not (yield from self._run(_LITERAL)):
-            raise MalformedCall if first else CutOff
+            raise MalformedCall if first else Unfinished
 
     def python_value(self) -> Reading[str]:
         """Reads the source of an argument of a Python call, up to a comma or the closing parenthesis. Raises MalformedCall."""

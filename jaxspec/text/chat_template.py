@@ -242,7 +242,8 @@ class ChildProcess:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any] | bytes, seconds: float, max_bytes: int) -> dict[str, Any]:
-        """The reply to a request, which may be JSON already. Raises TimeoutError, or ConnectionError if the process has ended or its reply exceeds max_bytes."""
+        """The reply to a request, which may be JSON already. Raises TimeoutError, or ConnectionError if the process has ended or
+        its reply exceeds max_bytes."""
         deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         self._socket.sendall((request if isinstance(request, bytes) else json.dumps(request).encode()) + b"\n")

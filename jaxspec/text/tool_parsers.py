@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, CutOff, Event, MalformedCall, Reading
+from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, Event, MalformedCall, Reading, Unfinished
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -56,7 +56,7 @@ class Calls:
         self._reader.mark = self._reader.at
 
     def done(self, word: str) -> Reading[None]:
-        """All calls here have ended, and the white space behind them was read. Raises CutOff if the text ends within the word,
+        """All calls here have ended, and the white space behind them was read. Raises Unfinished if the text ends within the word,
         which begins further ones."""
         text = self._reader.text[self._reader.mark : self._reader.at]
         self._separate(text[len(text.rstrip()) :])
@@ -64,7 +64,7 @@ class Calls:
         if (yield from self._reader.take(word)):
             self._reader.at -= len(word)
         elif (rest := self._reader.text[self._reader.at :]) and word.startswith(rest):
-            raise CutOff
+            raise Unfinished
 
     def content(self, text: str) -> Content:
         """A piece of what is around calls, behind white space that was beside the calls in between."""
@@ -75,7 +75,7 @@ class Calls:
         """What was read since the last event, as content. White space around calls is none, nor is the rest of calls that were
         cut off."""
         reader = self._reader
-        if isinstance(error, CutOff) and self._count:
+        if isinstance(error, Unfinished) and self._count:
             reader.at = reader.mark = len(reader.text)
         text, reader.mark = reader.text[reader.mark : reader.at], reader.at
         if text.strip() or (text and not self._count):
@@ -131,7 +131,7 @@ def _read_at_start(
             yield from reader.take(PYTHON_TAG)
             yield from reader.spaces()
             if (first := (yield from reader.peek())) != opening:
-                raise MalformedCall if first else CutOff
+                raise MalformedCall if first else Unfinished
             yield from read(reader, calls)
             yield from reader.spaces()
             yield from calls.done(PYTHON_TAG)
@@ -172,7 +172,7 @@ def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
                 name = calls.check((yield from reader.string()))
             elif key in _ARGUMENTS and not has_begun:
                 if (first := (yield from reader.peek())) != "{":
-                    raise MalformedCall if first else CutOff
+                    raise MalformedCall if first else Unfinished
                 start = reader.at
                 if name is None:
                     yield from reader.braces(None)
@@ -248,7 +248,7 @@ def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
     yield from reader.expect("<function=")
     name = calls.check((yield from reader.name_until(">")))
     yield calls.start(name)
-    opening, is_cut = "{", False
+    opening, is_unfinished = "{", False
     yield from reader.spaces()
     try:
         while (yield from reader.take("<parameter=")):
@@ -260,8 +260,8 @@ def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
         yield from reader.expect("</function>")
     except MalformedCall as error:
         rest = reader.text[reader.at :]
-        is_cut = isinstance(error, CutOff) or "<parameter=".startswith(rest)
-    if is_cut:
+        is_unfinished = isinstance(error, Unfinished) or "<parameter=".startswith(rest)
+    if is_unfinished:
         reader.at = len(reader.text)
     else:
         yield calls.arguments("}" if opening == ", " else "{}")
@@ -279,7 +279,7 @@ def _read_xml_value(reader: AnswerReader, calls: Calls, *, is_text: bool) -> Rea
     start = reader.at
     while (end := reader.text.find("</parameter>", start)) < 0:
         if not (yield from reader.more()):
-            raise CutOff
+            raise Unfinished
     reader.at = end + len("</parameter>")
     yield calls.arguments(python_to_json(_without_line_break(reader.text[start:end])))
 

@@ -80,13 +80,10 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     async def models() -> Response:
         return json_response(ModelList(object="list", data=[model_card(model, name) for name in model.names]))
 
-    @router.get("/v1/models/", include_in_schema=False)
-    async def with_a_slash(request: Request) -> Response:
-        """As Starlette redirects other paths; the route below would take it for a model without a name."""
-        return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
-
     @router.get("/v1/models/{name:path}", responses=success(ModelCard) | failures(404))
-    async def one_model(name: str) -> Response:
+    async def one_model(name: str, request: Request) -> Response:
+        if not name:  # Starlette redirects other paths with a slash at the end
+            return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
         if name not in model.names:
             model.refuse_name(name)
         return json_response(model_card(model, name))
