@@ -128,12 +128,10 @@ class ChatTemplate:
 
         Raises RenderError: the template has no such option, refuses the conversation or exceeds a limit, or all processes are busy.
         """
-        options = options or {}
-        for name in options:
+        for name in (options := options or {}):
             if name not in self.options:
-                known = f"its options: {', '.join(self.options)}" if self.options else "it has none"
-                message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
-                raise RenderError(400, message, "chat_template_kwargs")
+                known = f"an option of the model's chat template (its options: {', '.join(self.options) or 'none'})"
+                raise RenderError(400, f"chat_template_kwargs: {_quote(name)} is not {known}", "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
             messages = [
                 {**each, "role": "system"} if isinstance(each, Mapping) and each.get("role") == "developer" else each
@@ -227,14 +225,12 @@ def _template_file(directory: str) -> str:
 
 
 class ChildProcess:
-    """A process that answers one request at a time, by running a file, this one unless another is given. After an error of `ask` it
-    can only be closed."""
+    """A process that answers one request at a time, by running a file (this one, if none is given). When `ask` fails, close it."""
 
     def __init__(self, file: str = __file__) -> None:
         self._socket, other_end = socket.socketpair()
         with other_end:
-            # Its own process group: Ctrl-C in the terminal is for the server alone. -P: this folder is not on its path.
-            command = [sys.executable, "-P", file]
+            command = [sys.executable, "-P", file]  # -P: this folder is not on its path; Ctrl-C is for the server alone
             self._process = subprocess.Popen(command, stdin=other_end.fileno(), stdout=subprocess.DEVNULL, process_group=0)
 
     @property
@@ -242,8 +238,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any] | bytes, seconds: float, max_bytes: int) -> dict[str, Any]:
-        """The reply to a request, which may be JSON already. Raises TimeoutError, or ConnectionError if the process has ended or
-        its reply exceeds max_bytes."""
+        """The reply to a request, or its JSON. Raises TimeoutError, or ConnectionError: it ended or said more than max_bytes."""
         deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         self._socket.sendall((request if isinstance(request, bytes) else json.dumps(request).encode()) + b"\n")
