@@ -173,7 +173,7 @@ def test_a_wrong_request_is_the_clients_fault(worker):
 def test_a_request_may_be_cancelled_before_the_engine_has_it(worker, engine):
     """Its grammar compiles."""
     context, compiled = SimpleNamespace(id=lambda: "a"), Future[None]()
-    worker._thread.grammars = SimpleNamespace(tried=lambda _: compiled)
+    worker._thread.compile = lambda _: compiled
     engine.allow(1)
 
     async def cancel() -> list[dict]:

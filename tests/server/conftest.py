@@ -90,7 +90,7 @@ class ServerThread:
         self.server = HttpServer(app, self.engine, self._ready.set)
         self._listener = listen("127.0.0.1", 0)
         self.url, self.address = url_of(self._listener), self._listener.getsockname()
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self.thread.start()
 
     def __enter__(self) -> Self:
