@@ -163,7 +163,8 @@ REFUSED = {
     "tied by text": ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
     "layers without tensors": ({"num_hidden_layers": 5000}, "num_hidden_layers is 5000, but the files have 75 tensors"),
     "equal frequency factors": (
-        {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 4}}, "must be below high_freq_factor",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        "must be below high_freq_factor",
     ),
 }  # fmt: skip
 

@@ -147,7 +147,7 @@ def shared_tools() -> Iterator[Client]:
 def lent(shared: Client) -> Iterator[Client]:
     """A server whose engine has noted nothing yet. Whatever a test does to it, afterwards it is idle."""
     engine = shared.engine
-    for noted in (engine.params, engine.prompts, engine.priorities, engine.salts, engine.aborted):
+    for noted in (engine.params, engine.prompts, engine.priorities, engine.salts, engine.aborted, engine.withdrawn):
         noted.clear()
     yield shared
     engine.allow(math.inf)

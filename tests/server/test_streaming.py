@@ -104,7 +104,7 @@ def test_if_one_prompt_is_refused_none_runs(client: Client):
     response = client.post("/v1/completions", prompt=[[1], [2], [999]], stream=True)
     assert response.status_code == 400
     assert len(client.engine.params) == 2  # the engine took the first two ...
-    assert len(client.engine.aborted) == 2  # ... and gave them back before it did a step
+    assert len(client.engine.withdrawn) == 2  # ... and gave them back before it did a step
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -184,9 +184,9 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(client: Client, path:
 def test_a_full_queue_takes_all_prompts_or_none(client: Client):
     client.engine.room = 2
     assert client.post("/v1/completions", prompt=["a", "b", "c"]).status_code == 503
-    assert len(client.engine.aborted) == 2
+    assert len(client.engine.withdrawn) == 2
     assert client.post("/v1/completions", prompt="a", n=3).status_code == 503
-    assert len(client.engine.aborted) == 4
+    assert len(client.engine.withdrawn) == 4
     assert client.post("/v1/completions", prompt=["a", "b"]).status_code == 200
 
 
