@@ -163,6 +163,9 @@ class EngineThread:
                 return self._grammars.tried(constraint)
         except GrammarsBusy as error:
             raise QueueFull(str(error)) from None
+        except RuntimeError:  # it was closed just now
+            self.check_open()
+            raise
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -27,12 +27,12 @@ class Generation:
         """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one, and
         EngineClosed."""
         for constraint in dict.fromkeys(each.params.constraint for each in requests):
-            compiled = engine.compile(constraint)
-            try:
-                await asyncio.shield(asyncio.wrap_future(compiled))  # others may wait for it, too
-            except asyncio.CancelledError:
-                engine.check_open()  # or this coroutine was cancelled
-                raise
+            compiled = asyncio.wrap_future(engine.compile(constraint))
+            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this coroutine is cancelled
+            await asyncio.wait([compiled])  # which others may wait for, too: a coroutine that is cancelled must not cancel it
+            if compiled.cancelled():
+                engine.check_open()
+            compiled.result()
         generation = cls(engine, requests, request_ids)
         try:
             await asyncio.wrap_future(generation._ticket.admitted)

@@ -20,9 +20,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "llama": Family(
-        "Llama 2, 3, 3.1, 3.2, 3.3 and models with their layout (Vicuna, DeepSeek-R1-Distill-Llama)", may_switch_window=False
-    ),
+    "llama": Family("Llama 2, 3, 3.1, 3.2, 3.3 and models with their layout (Vicuna, DeepSeek-R1-Distill-Llama)"),
     "mistral": Family("Mistral (dense, without a sliding window: 7B from v0.2 on)", may_switch_window=False),
     "qwen2": Family("Qwen2, Qwen2.5 (dense)", qkv_bias=True, attention_bias_means_more=False),
     "qwen3": Family("Qwen3 (dense)", qk_norm=True),

@@ -119,7 +119,7 @@ def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
     what arguments one by one can't follow."""
     schema = resolved(schema)
     properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if found := [name for name in COMBINED if name in schema]:
+    if found := [name for name in COMBINED if schema.get(name)]:
         raise ValueError(f"have {found[0]} at the top, which this model's format of calls can't follow")
     if not isinstance(properties, Mapping):
         raise ValueError("have properties that are no object")

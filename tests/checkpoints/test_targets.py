@@ -335,7 +335,6 @@ def test_the_registry_lists_what_is_supported():
         ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window=True"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
-        ("llama", {"use_sliding_window": False, "sliding_window": 4096}, "sliding_window=4096 is not supported for llama"),
         ("mistral", {"use_sliding_window": False, "sliding_window": 4096}, "sliding_window=4096 is not supported for mistral"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),

@@ -156,7 +156,7 @@ ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each wit
 def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     router = APIRouter()
 
-    @router.put("/generate", include_in_schema=False)
+    @router.put("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     async def generate(body: Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest))], request: Request) -> Response:
         client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
