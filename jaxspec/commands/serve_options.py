@@ -241,6 +241,9 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
         for names, others in _SAYING_THE_SAME:
             if any(vars(told)[name] is not None for name in names):
                 vars(options).update({other: vars(told)[other] for other in others})
+        if (algorithm := algorithm_of(told.speculative_algorithm)) is not None:
+            lost = ["speculative_config", *{"NONE": [*_OF_DRAFTS, *_NEEDING], NGRAM: HEAD}.get(algorithm, ())]
+            vars(options).update({other: vars(told)[other] for other in lost})
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options

@@ -29,7 +29,6 @@ from jaxspec.text.tool_formats import (
     takes_tools,
 )
 
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
 SPACES: Structure = {"type": "regex", "pattern": r"\s{0,4}"}
 """Between the thinking and what comes after it."""
 
@@ -109,14 +108,9 @@ class ToolUse:
         return {function.name: function.schema_of_arguments for function in self.callable}
 
     @property
-    def enforced(self) -> dict[str, dict[str, Any]]:
-        """What calls must fit that the model chooses to make: the schemas of strict tools."""
-        return {each.name: each.schema_of_arguments if each.strict else ANY_OBJECT for each in self.callable}
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether such calls must fit anything."""
-        return any(each.strict for each in self.callable)
+    def strict(self) -> list[str]:
+        """The tools whose calls must fit their schemas, also where the model chooses to call."""
+        return [each.name for each in self.callable if each.strict]
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""
@@ -192,10 +186,13 @@ def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None
     """The messages for a chat template that has no place for tools, which are written into the system message, and calls into the
     content; else the messages as they are. Raises ApiError for calls that would be lost."""
     form, found = model.tool_format, list(messages)
-    if model.chat_template is None or takes_tools(model.chat_template.text):
+    if model.chat_template is None:
+        return found
+    template = model.chat_template.for_none if use is None else model.chat_template.text
+    if takes_tools(template):
         return found
     for index, message in enumerate(found):
-        if "tool_calls" in message:
+        if "tool_calls" in message and "tool_calls" not in template:
             if form is None or form.instructions is None:
                 param = f"messages.{index}.tool_calls"
                 raise wrong(f"{param}:", "the model's chat template does not write calls")
@@ -220,17 +217,16 @@ def constraint_for(
 ) -> Given | None:  # fmt: skip
     """What the whole answer must follow: its calls and its constraint, behind the thinking. None: anything. Raises ApiError."""
     try:
-        free = None if use is None or not use.is_strict else use.format.structures.within_text(use.enforced, only_one=use.only_one)
-        if use is not None and use.must_call:
-            body, field = use.format.structures.calls(use.schemas, only_one=use.only_one), "tools"
-        elif use is not None and given is not None:
-            body, field = either(use.format.structures.calls(use.schemas, only_one=use.only_one), _structure_of(given)), given.field
+        if use is not None and (use.must_call or given is not None):
+            body, field = use.format.structures.calls(use.schemas, use.strict, only_one=use.only_one), "tools"
+            if given is not None and not use.must_call:
+                body, field = either(body, _structure_of(given)), given.field
         elif given is not None:
             if thinking is Thinking.NONE:
                 return given
             body, field = _structure_of(given), given.field
-        elif free is not None:
-            body, field = free, "tools"
+        elif use is not None and use.strict:
+            body, field = use.format.structures.within_text(use.schemas, use.strict, only_one=use.only_one), "tools"
         else:
             return None
     except ValueError as error:

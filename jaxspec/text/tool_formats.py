@@ -3,7 +3,7 @@ reach a model whose chat template has no place for them."""
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,30 +34,37 @@ ANY_TEXT: Structure = {"type": "any_text"}
 class Structures(NamedTuple):
     """What answers with calls look like."""
 
-    call: Callable[[str, Schema], Structure]
-    """One call, from the tool's name and the schema of its arguments."""
+    call: Callable[[str, Schema | None], Structure]
+    """One call, from the tool's name and the schema of its arguments; None: any. Raises ValueError for what it can't write."""
     separator: str
     around: tuple[str, str] | None = None
     """What is around all calls together."""
     opening: str | None = None
     """How calls begin that are recognised at the beginning of an answer only. None: they are wherever TAG is."""
 
-    def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        """Calls and nothing else, one or more. Raises ValueError for a schema whose arguments the format can't write."""
-        tags = []
-        for name, schema in tools.items():
-            try:
-                tags.append(self.call(name, schema))
-            except (ValueError, RecursionError) as error:
-                said = error if isinstance(error, ValueError) else "are nested too deeply"
-                raise ValueError(f"the parameters of {name} {said}") from None
+    def calls(self, tools: Tools, strict: Collection[str], *, only_one: bool) -> Structure:
+        """Calls and nothing else, one or more. Where the format can't write what fits a schema, the call may have any arguments,
+        but those of `strict` tools raise ValueError."""
+        return self._listed([self._call(name, schema, is_strict=name in strict) for name, schema in tools.items()], only_one)
+
+    def _call(self, name: str, schema: Schema, *, is_strict: bool) -> Structure:
+        try:
+            return self.call(name, schema)
+        except (ValueError, RecursionError) as error:
+            if not is_strict:
+                return self.call(name, None)
+            said = error if isinstance(error, ValueError) else "are nested too deeply"
+            raise ValueError(f"the parameters of {name} {said}") from None
+
+    def _listed(self, tags: Sequence[Structure], only_one: bool) -> Structure:
         listed: Structure = {"type": "tags_with_separator", "tags": tags, "separator": self.separator}
         listed |= {"at_least_one": True, "stop_after_first": only_one}
         return listed if self.around is None else tag(self.around[0], listed, self.around[1])
 
-    def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
-        """Any text, and calls wherever one begins."""
-        calls = self.calls(tools, only_one=only_one)
+    def within_text(self, tools: Tools, strict: Collection[str], *, only_one: bool) -> Structure:
+        """Any text, and calls wherever one begins. Only those of `strict` tools fit the schemas, or raise ValueError."""
+        fixed = {name: self._call(name, tools[name], is_strict=True) for name in strict}
+        calls = self._listed([fixed.get(name) or self.call(name, None) for name in tools], only_one)
         if self.opening is not None:
             return either(calls, {"type": "regex", "pattern": rf"\s*([^\s{re.escape(self.opening)}](.|\n)*)?"})
         tags = calls["tags"] if self.around is None else [calls]
@@ -81,13 +88,17 @@ class ToolFormat(NamedTuple):
         return f"{TAG}{json.dumps(written, ensure_ascii=False)}{END_TAG}"
 
 
-def json_call(begin: str, end: str, key: str, name: str, schema: Schema) -> Structure:
+def json_call(begin: str, end: str, key: str, name: str, schema: Schema | None) -> Structure:
     """{"name": ..., `key`: ...} between two strings."""
-    return tag(f'{begin}{{"name": {json.dumps(name)}, "{key}": ', of_schema(schema), "}" + end)
+    arguments = of_schema({"type": "object"} if schema is None else schema)
+    return tag(f'{begin}{{"name": {json.dumps(name)}, "{key}": ', arguments, "}" + end)
 
 
-def python_call(name: str, schema: Schema) -> Structure:
+def python_call(name: str, schema: Schema | None) -> Structure:
     """f(a=1). Values are written as in JSON, required arguments first."""
+    if schema is None:
+        any_argument = sequence({"type": "regex", "pattern": r"[^\W\d]\w*="}, of_schema({}))
+        return tag(f"{name}(", {"type": "tags_with_separator", "tags": [any_argument], "separator": ", "}, ")")
     written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema)]
     required = [each for each, needed in written if needed]
     others = [each for each, needed in written if not needed]
@@ -100,9 +111,13 @@ def python_call(name: str, schema: Schema) -> Structure:
     return tag(f"{name}(", arguments, ")")
 
 
-def xml_call(line_break: str, name: str, schema: Schema) -> Structure:
+def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
     """<function=NAME> with <parameter=NAME>value</parameter> for each argument, in <tool_call>. Strings have no quotes; of their
     schemas only enum and const are followed. `line_break`: around values."""
+    opening, closing = f"{TAG}\n<function={name}>\n", f"</function>\n{END_TAG}"
+    if schema is None:
+        any_argument = sequence({"type": "regex", "pattern": r"<parameter=[^<>\s]+>"}, tag("", ANY_TEXT, "</parameter>\n"))
+        return tag(opening, {"type": "tags_with_separator", "tags": [any_argument], "separator": ""}, closing)
     arguments = []
     for argument, part, needed in arguments_of(schema):
         value = of_schema(part)
@@ -111,7 +126,7 @@ def xml_call(line_break: str, name: str, schema: Schema) -> Structure:
             value = ANY_TEXT if listed is None else either(*map(const, listed))
         written = tag(f"<parameter={argument}>{line_break}", value, f"{line_break}</parameter>\n")
         arguments.append(written if needed else optional(written))
-    return tag(f"{TAG}\n<function={name}>\n", sequence(*arguments), f"</function>\n{END_TAG}")
+    return tag(opening, sequence(*arguments), closing)
 
 
 def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, Event, MalformedCall, Reading, Unfinished
 
@@ -15,6 +16,8 @@ PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/]+)")
+MAX_REFERENCES = 16
+"""From one definition to the next."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair, which UTF-8 can't encode."""
 
@@ -190,8 +193,8 @@ def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
         if not has_begun:
             yield calls.start(calls.check(name))
             yield calls.arguments(arguments)
-    except MalformedCall:
-        if not has_begun:
+    except MalformedCall as error:
+        if not has_begun or isinstance(error, Unfinished):
             raise
 
 
@@ -294,12 +297,15 @@ def _without_line_break(text: str) -> str:
 
 
 def resolved(schema: Schema) -> Schema:
-    """The schema; where all of it is one of its definitions, with the members of that one."""
-    if isinstance(ref := schema.get("$ref"), str) and (place := _DEFINITION.fullmatch(ref)) is not None:
+    """The schema; where all of it is one of its definitions, with the members of that one, which may be another one's."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(ref := schema.get("$ref"), str) or (place := _DEFINITION.fullmatch(unquote(ref))) is None:
+            return schema
         definitions = schema.get(place[1])
-        found = definitions.get(place[2]) if isinstance(definitions, Mapping) else None
-        if isinstance(found, Mapping):
-            return {**{name: value for name, value in schema.items() if name != "$ref"}, **found}
+        found = definitions.get(place[2].replace("~1", "/").replace("~0", "~")) if isinstance(definitions, Mapping) else None
+        if not isinstance(found, Mapping):
+            return schema
+        schema = {**{name: value for name, value in schema.items() if name != "$ref"}, **found}
     return schema
 
 

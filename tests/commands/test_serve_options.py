@@ -443,10 +443,19 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
         ("tree: 5/1/6", "--speculative-num-steps 3 --speculative-eagle-topk 1"),
         ("speculative_num_steps: 5", "--tree 3/1/4"),
         ("tree: 5/1/6\ndraft: x", '--speculative-config {"method":"eagle3","model":"x","num_speculative_tokens":3}'),
+        ("speculative-config: {method: eagle3, model: y}", "--speculative-algorithm EAGLE --draft x --tree 3/1/4"),
+        ("tree: 5/1/6\ndraft: x", "--speculative-algorithm ngram --tree 3/1/4"),
     ],
 )
 def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str, command: str):
     assert from_file(tmp_path, content, *command.split()).tree == TreeShape(3, 1)
+
+
+def test_a_command_line_without_speculation_wins_over_a_files_head(tmp_path: Path):
+    content = "speculative-adaptive-trees: 3/1/4\nspeculative-ngram: true\n"
+    for head in ("tree: 5/1/6\ndraft: x", "speculative-config: {method: eagle3, model: y}"):
+        arguments = from_file(tmp_path, content + head, "--speculative-algorithm", "NONE")
+        assert (arguments.tree, arguments.draft, arguments.engine.get("ngram")) == (TreeShape(num_steps=0), None, None)
 
 
 def test_mappings_hold_what_yaml_says(tmp_path: Path):

@@ -108,12 +108,13 @@ def test_what_is_allowed_is_what_is_read(name: str):
     form, tools, text = TOOL_FORMATS[name], {"f": F, "g": G}, TEXTS[name]
     parser = AnswerParser(AnswerFormat(tool_parser=form.read, tools=tools))
     assert Answer.of(parser.add(text, is_last=True)) == Answer("", "", CALLS)
-    calls, one = ({"format": form.structures.calls(tools, only_one=only_one)} for only_one in (False, True))
-    free = {"format": form.structures.within_text(tools, only_one=False)}
+    calls, one = ({"format": form.structures.calls(tools, ["f"], only_one=only_one)} for only_one in (False, True))
+    free, loose = ({"format": form.structures.within_text(tools, strict, only_one=False)} for strict in ("fg", "g"))
     assert fits(calls, text) and fits(free, text) and fits(free, "Hello.") and not fits(calls, "") and not fits(one, text)
     unknown, wrong = text.replace('"f"', '"h"').replace("f(", "h(").replace("=f", "=h"), text.replace("x", "z")
     missing = text.replace('"s": ', '"t": ').replace("s=", "t=").replace("=s", "=t")
     assert not any(fits(form, other) for form in (calls, free) for other in (unknown, wrong, missing))
+    assert [fits(loose, other) for other in (text, wrong, missing, unknown, text.replace("4", "x"))] == [True] * 3 + [False] * 2
 
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -124,11 +125,12 @@ A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a
     [
         {"$ref": "#/$defs/A", "$defs": {"A": A}},
         {"type": "object", "$ref": "#/definitions/A", "definitions": {"A": A}},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"$ref": "#/$defs/a~1b"}, "a/b": A}},
         {"properties": {"b": {"type": "integer"}, "a": {"$ref": "#/properties/b"}}, "required": ["a"], "$defs": {}},
     ],
 )
 def test_references_reach_the_whole_schema(schema: dict[str, Any]):
-    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, only_one=True)}
+    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
     assert [fits(form, text) for text in ("[f(a=1)]", "[f()]", '[f(a="x")]')] == [True, False, False]
 
 
@@ -147,12 +149,14 @@ def test_references_reach_the_whole_schema(schema: dict[str, Any]):
 @pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "mimo"])
 def test_arguments_that_a_format_can_not_write_are_refused(name: str, schema: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=f"the parameters of f have .*{said}"):
-        TOOL_FORMATS[name].structures.calls({"f": schema}, only_one=True)
+        TOOL_FORMATS[name].structures.calls({"f": schema}, "f", only_one=True)
+    form = {"format": TOOL_FORMATS[name].structures.calls({"f": schema, "g": G}, "g", only_one=False)}
+    assert fits(form, TEXTS[name]) and fits(form, TEXTS[name].replace("k", "z")) and not fits(form, TEXTS[name].replace("4", "x"))
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
 def test_a_tool_without_parameters_has_no_arguments(schema: dict[str, Any]):
-    assert fits({"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, only_one=True)}, "[f()]")
+    assert fits({"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}, "[f()]")
 
 
 def test_smollm2s_earlier_calls_are_written_as_it_writes_them():

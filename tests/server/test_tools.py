@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.text.tool_formats import TOOL_FORMATS
 from tests.server.conftest import CHAT, USER, Client, served
-from tests.server.fakes import TOOL_TEMPLATE
+from tests.server.fakes import TOOL_TEMPLATE, byte_tokenizer
 from tests.server.notations import CHAT_TOOLS, FUNCTIONS, WEATHER
 from tests.server.test_bad_input import refusal
 
@@ -216,10 +216,20 @@ def test_a_model_without_a_known_format_refuses_tools():
 
 
 def test_parameters_that_a_format_can_not_write_are_refused():
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}, "strict": True}}
     with served(template=TOOL_TEMPLATE, tool_format=TOOL_FORMATS["pythonic"]) as own:
         error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
         assert error["param"] == "tools" and "the parameters of f have properties" in error["message"]
+
+
+def test_calls_are_not_lost_in_a_template_for_answers_without_tools():
+    tokenizer = byte_tokenizer()
+    lacking = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+    tokenizer.chat_template = {"default": lacking, "tool_use": TOOL_TEMPLATE}
+    turns = [*USER, {"role": "assistant", "tool_calls": [CALLED]}, *USER]
+    with served(tokenizer=tokenizer, template=None, tool_format=TOOL_FORMATS["hermes"]) as own:
+        assert "weather" in prompt_of(own, turns, tools=[TOOL])
+        assert "does not write calls" in refusal(own.post(CHAT, messages=turns), 400)["message"]
 
 
 def test_a_template_without_tools_gets_instructions():

@@ -138,7 +138,7 @@ def test_thinking_is_the_same_in_any_pieces(text: str, thinking: Thinking, reaso
 
 WHOLE = {
     "hermes": '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
-    "smollm2": '<tool_call>[{"name": "g"}, {"name": "g", "id": 7, "arguments": {}}]</tool_call>',
+    "smollm2": '<tool_call>[{"name": "g"}, {"name": "g", "id": 7, "arguments": {}, "of": "ab"}]</tool_call>',
     "llama3": '{"name": "g", "parameters": {}}; {"name": "g"}',
     "pythonic": "[g(), g()]<|python_tag|>",
     "mimo": 2 * "<tool_call>\n<function=g>\n</function>\n</tool_call>\n",
