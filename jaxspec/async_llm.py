@@ -35,8 +35,6 @@ class AsyncLLM:
         self._chats = ChatEncoder(self.tokenizer)
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each unfinished request."""
-        self._starting: dict[str, bool] = {}
-        """The requests among them that the engine does not have yet, as their grammars compile, and whether they were aborted."""
 
     async def generate(
         self,
@@ -95,26 +93,20 @@ class AsyncLLM:
         if name in self._running:
             raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
-        self._running[name], self._starting[name] = names, False
+        self._running[name] = names
         try:
             with await Generation.start(self._thread, [ask(copy) for copy in copies], names) as generation:
-                if self._starting.pop(name):
-                    self._thread.end(names)
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))
         finally:
             del self._running[name]
-            self._starting.pop(name, None)
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request, with all its completions: its iterator gets the output so far, with finish_reason "abort".
 
         Returns False if no running request has this id.
         """
-        if request_id in self._starting:
-            self._starting[request_id] = True
-            return True
         return await asyncio.wrap_future(self._thread.end(self._running.get(request_id, ()))) > 0
 
     async def warm_up(self, *, wait_for_all: bool = True, progress: bool | None = None) -> float:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -73,6 +73,8 @@ class Ticket:
     """The ids that they shall have. None: the engine chooses."""
     loop: asyncio.AbstractEventLoop | None
     """In whose thread `deliver` is called; None: in the engine's."""
+    came: float | None = None
+    """When they came, by the engine's clock. None: when they are admitted."""
     ids: list[str] = field(default_factory=list)
     """Of the admitted requests, in order. If the engine refuses one, those before it."""
     admitted: "Future[None]" = field(default_factory=Future)
@@ -102,7 +104,9 @@ class EngineThread:
         raised."""
         self._work = _Work(engine, observers, closed, broken, failed)
         self._process = os.getpid()
-        self._grammars = engine.grammars
+        self._grammars, self.clock = engine.grammars, engine.clock
+        self._lock, self._starting = threading.Lock(), dict[str, bool]()
+        """The ids of requests that are not submitted yet, and whether they were ended."""
         self._thread = threading.Thread(target=self._work.run, name="engine", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._work, self._thread, self._process)  # refers to all but this object
@@ -124,14 +128,16 @@ class EngineThread:
         *,
         names: Sequence[str] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        came: float | None = None,
     ) -> Ticket:
         """Queues all requests or, if the engine refuses one, none: the ticket's `admitted` tells.
 
         Args:
             deliver: takes their updates, in the engine's thread or, if there is a `loop`, in that event loop.
             names: their ids in updates; None: the engine chooses.
+            came: when they came, by the engine's clock; None: now.
         """
-        work, ticket = self._work, Ticket(requests, deliver, names or [None] * len(requests), loop)
+        work, ticket = self._work, Ticket(requests, deliver, names or [None] * len(requests), loop, came)
         self._post(ticket.admitted, lambda _engine: work.admit(ticket))
         return ticket
 
@@ -146,17 +152,35 @@ class EngineThread:
 
     def end(self, request_ids: Sequence[str] | None = None) -> "Future[int]":
         """Ends requests (None: all) with the output they have, which is delivered with finish_reason "abort". The result is how
-        many there were; unknown ids don't count."""
-        work = self._work
-        return self._post(Future(), lambda _engine: work.end(request_ids))
+        many there were; unknown ids don't count. One that is `starting` ends when it has started."""
+        work, count = self._work, 0
+        with self._lock:
+            for name in self._starting if request_ids is None else request_ids:
+                if name in self._starting:
+                    self._starting[name], count = True, count + 1
+        return self._post(Future(), lambda _engine: count + work.end(request_ids))
+
+    @contextlib.contextmanager
+    def starting(self, names: Sequence[str]) -> Iterator[None]:
+        """At the end of this context requests with these ids were submitted, or it raises; until then they may be ended."""
+        with self._lock:
+            self._starting |= dict.fromkeys(names, False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                ended = [name for name in names if self._starting.pop(name, False)]
+        if ended:
+            self.end(ended)
 
     def call[T](self, function: "Callable[[Engine], T]") -> "Future[T]":
         """The result of the function, which runs in the engine's thread between two steps."""
         return self._post(Future(), function)
 
-    def compile(self, constraint: Constraint | None) -> "Future[None]":
-        """Done when requests with this constraint can be submitted; others may wait for it, too: don't cancel it.
-        Its ValueError says why it can't be compiled. Raises QueueFull, and what `check_open` raises; closing cancels it."""
+    def compile(self, constraint: Constraint | None) -> "Future[Any]":
+        """Done when requests with this constraint can be submitted; others may wait for it, too: don't cancel it. Hold the result
+        until they are: else the grammar may be compiled again, in the engine's thread. Its ValueError says why it can't be compiled.
+        Raises QueueFull, and what `check_open` raises; closing cancels it."""
         self.check_open()
         try:
             if constraint is not None:
@@ -276,7 +300,7 @@ class _Work:
     def admit(self, ticket: Ticket) -> None:
         try:
             for request, name in zip(ticket.requests, ticket.names, strict=True):
-                ticket.ids.append(self._engine.add(request, name).id)
+                ticket.ids.append(self._engine.add(request, name, came=ticket.came).id)
         except Exception as error:
             if isinstance(error, IntegrityError):
                 raise

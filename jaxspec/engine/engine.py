@@ -100,8 +100,8 @@ class Engine:
 
     # Requests
 
-    def add(self, asked: GenerationRequest, request_id: str | None = None) -> Request:
-        """Queues a request. `request_id` is its name in updates; None: the engine chooses one.
+    def add(self, asked: GenerationRequest, request_id: str | None = None, *, came: float | None = None) -> Request:
+        """Queues a request. `request_id` is its name in updates; None: the engine chooses one. `came`: when, by `clock`; None: now.
 
         Raises:
             ValueError: it can't be served; the message names the field.
@@ -113,7 +113,7 @@ class Engine:
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         tree = self._limits.tree(asked)
         self._limits.check(asked)
-        params, now = asked.params, self.clock()
+        params, came = asked.params, self.clock() if came is None else came
         stop_token_ids = self._limits.stop_token_ids(params)
         matcher = self.masking.matcher_of(params, stop_token_ids)
         drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
@@ -124,10 +124,10 @@ class Engine:
             stop_token_ids=stop_token_ids,
             detokenizer=asked.detokenizer(self.tokenizer),
             arrival=next(self._arrivals),
-            deadline=math.inf if asked.timeout is None else now + asked.timeout,
+            deadline=math.inf if asked.timeout is None else came + asked.timeout,
             tree=tree,
             matcher=matcher,
-            added_at=now,
+            added_at=came,
         )
         self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
         self.counts.constrained_requests += matcher is not None
@@ -195,8 +195,12 @@ class Engine:
         started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
         programs.seal()
-        self.runner.run_once()
-        self.trees.measure(self.runner.time_cycle, programs.ready.batches, programs.ready.trees)
+        try:
+            self.runner.run_once()
+            self.trees.measure(self.runner.time_cycle, programs.ready.batches, programs.ready.trees)
+        except BaseException:
+            self.recovery.is_due = True  # the state was donated to what failed
+            raise
         if not wait_for_all:
             programs.ask_for_more()
         return time.perf_counter() - started
@@ -333,7 +337,8 @@ class Engine:
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
                     had_ended = request.status is Status.FINISHED
-                    self.output.add(request, new, program.tree)
+                    counts = request.matcher is None or not program.masks_are_of_roots
+                    self.output.add(request, new, program.tree, drafts_count=counts)
                     if self.lending is not None and not had_ended:
                         self._lend(self.lending, request)
             if program.tree is not None:

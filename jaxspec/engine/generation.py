@@ -14,26 +14,29 @@ class Generation:
     fails on one of the requests, iterating raises EngineError and the others are aborted.
     """
 
-    def __init__(self, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str]):
+    def __init__(self, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str], came: float):
+        """`came`: when, by the engine's clock."""
         self.request_ids = tuple(request_ids)
         self._engine = engine
         self._unfinished = set(request_ids)
         self._items: asyncio.Queue[Update | EngineError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self._ticket = engine.submit(requests, self._items.put_nowait, names=self.request_ids, loop=loop)
+        self._ticket = engine.submit(requests, self._items.put_nowait, names=self.request_ids, loop=loop, came=came)
 
     @classmethod
     async def start(cls, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str]) -> "Generation":
         """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one, and
         EngineClosed."""
-        for constraint in dict.fromkeys(each.params.constraint for each in requests):
-            compiled = asyncio.wrap_future(engine.compile(constraint))
-            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this coroutine is cancelled
-            await asyncio.wait([compiled])  # which others may wait for, too: a coroutine that is cancelled must not cancel it
-            if compiled.cancelled():
-                engine.check_open()
-            compiled.result()
-        generation = cls(engine, requests, request_ids)
+        came, grammars = engine.clock(), []
+        with engine.starting(request_ids):
+            for constraint in dict.fromkeys(each.params.constraint for each in requests):
+                compiled = asyncio.wrap_future(engine.compile(constraint))
+                compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this one is cancelled
+                await asyncio.wait([compiled])  # others may wait for it, too: who is cancelled must not cancel it
+                if compiled.cancelled():
+                    engine.check_open()
+                grammars.append(compiled.result())  # held until the engine has the requests
+            generation = cls(engine, requests, request_ids, came)
         try:
             await asyncio.wrap_future(generation._ticket.admitted)
         except asyncio.CancelledError:

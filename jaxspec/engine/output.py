@@ -71,9 +71,9 @@ class Output:
         updates, self._updates = self._updates, []
         return [update for update in updates if update.token_ids or update.output]
 
-    def add(self, request: Request, emitted: Emitted, tree: TreeShape | None) -> None:
+    def add(self, request: Request, emitted: Emitted, tree: TreeShape | None, *, drafts_count: bool = True) -> None:
         """Adds the tokens of a cycle with this tree, or of a prefill (None), and finishes the request at a stop or at max_tokens.
-        If the tokenizer fails, only this request ends."""
+        If the tokenizer fails, only this request ends. `drafts_count`: one could have been accepted."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
@@ -92,7 +92,8 @@ class Output:
             if tree is not None and new:
                 accepted = min(emitted.accepted, len(new))
                 verification = Verification(tree, accepted, emitted.tree)
-                sources, nodes = emitted.sources, tree.num_draft_tokens - 1
+                sources = emitted.sources if drafts_count else DraftSources()
+                nodes = tree.num_draft_tokens - 1 if drafts_count else 0
                 self._count(request, CycleCounts(len(new), accepted, nodes, tree.num_steps, sources.accepted[:accepted]))
                 self._drafted_of.update(sources.drafted)
             update = self._update(request, shown, new, logprobs or None, verification)

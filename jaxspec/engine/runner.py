@@ -240,7 +240,7 @@ class Runner:
             *_, largest = table.prefills(1, scores=True)  # serves a smaller launch, too
             needed.append(largest)
         if request.matcher is not None:
-            needed += [] if table.own_first else table.under_masks(table.own[0])
+            needed += [] if table.own_first else table.under_masks(request.tree or table.own[0])
             for tree in dict.fromkeys((*table.own, *(() if request.tree is None else (request.tree,)))):
                 for program in table.under_masks(tree):
                     self.programs.require(program, LATER)

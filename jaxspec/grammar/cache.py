@@ -7,13 +7,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, NamedTuple
-
-import llguidance
+from typing import Any
+from weakref import WeakValueDictionary
 
 from jaxspec.grammar import compiling
 from jaxspec.grammar.compiling import VocabularySource, compiled
-from jaxspec.grammar.matcher import Bans, Matcher
+from jaxspec.grammar.matcher import Bans, Grammar, Matcher
 from jaxspec.grammar.trees import Masker
 from jaxspec.grammar.vocabulary import Vocabulary, source_of
 from jaxspec.text.chat_template import ChildProcess
@@ -26,6 +25,8 @@ START_SECONDS = 30.0
 """For the process to start and load the vocabulary; usually a second."""
 MAX_REPLY = 2**16
 """Bytes."""
+MOST_HELD = 2**30
+"""Bytes of compiled grammars, with those of unfinished requests, above which no other is compiled."""
 MOST_WAITING = 64
 """Grammars that wait to be compiled."""
 
@@ -40,23 +41,18 @@ class GrammarsBusy(RuntimeError):
     """Too many grammars wait to be compiled; try again later."""
 
 
-class _Kept(NamedTuple):
-    """A compiled grammar: the automaton at its beginning, which is copied, and its size."""
-
-    automaton: llguidance.LLMatcher
-    bytes: int
-
-
 class Grammars:
     """The grammars of one model, by their text. Thread-safe. The vocabulary is loaded when the first grammar comes."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, ends: Sequence[int], most_bytes: int = CACHE_BYTES):
         """`tokenizer`: None: there is none, and every grammar is refused."""
         self._tokenizer, self._size, self._ends, self._most_bytes = tokenizer, vocab_size, ends, most_bytes
-        self._kept: OrderedDict[Constraint, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._held: WeakValueDictionary[Constraint, Grammar] = WeakValueDictionary()
+        """These, and those of requests."""
         self._lock, self._trials = threading.Lock(), threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
-        self._coming: dict[Constraint, Future[None]] = {}
+        self._coming: dict[Constraint, Future[Grammar]] = {}
         self._process: ChildProcess | None = None
 
     @cached_property
@@ -80,10 +76,10 @@ class Grammars:
         """Of the grammars that are kept."""
         return sum(each.bytes for each in list(self._kept.values()))
 
-    def tried(self, constraint: Constraint) -> "Future[None]":
-        """Done when it is compiled, first in a process with limits, unless it is kept; its ValueError names the field. One by one,
-        in a thread. A grammar may take TRIAL_SECONDS, the first one longer. All who ask meanwhile get the same future, so none may
-        cancel it.
+    def tried(self, constraint: Constraint) -> "Future[Grammar]":
+        """The grammar, compiled first in a process with limits, unless it is held; its ValueError names the field. One by one, in a
+        thread. A grammar may take TRIAL_SECONDS, the first one longer. All who ask meanwhile get the same future, so none may
+        cancel it. While someone holds the result, `matcher` need not compile it.
 
         Raises:
             GrammarsBusy: too many wait already.
@@ -92,21 +88,23 @@ class Grammars:
         with self._lock:
             if constraint in self._coming:
                 return self._coming[constraint]
-            if constraint in self._kept:
-                done: Future[None] = Future()
-                done.set_result(None)
+            if (grammar := self._held.get(constraint)) is not None:
+                done: Future[Grammar] = Future()
+                done.set_result(grammar)
                 return done
+            if (held := sum(each.bytes for each in self._held.values())) > MOST_HELD:
+                raise GrammarsBusy(f"the grammars of unfinished requests take {held / 2**20:.0f} MiB already: try again later")
             if len(self._coming) >= MOST_WAITING:
                 raise GrammarsBusy(f"{MOST_WAITING} grammars wait to be compiled already: try again later")
             coming = self._coming[constraint] = self._thread.submit(self._compile, constraint)
         return coming
 
-    def _compile(self, constraint: Constraint) -> None:
+    def _compile(self, constraint: Constraint) -> Grammar:
         try:
             source = self._source  # before a process is started
             with self._trials:
                 size = self._try(source, constraint)
-            self._keep(constraint, size)
+            return self._keep(constraint, size)
         except ValueError as error:
             raise ValueError(f"{constraint[0]} {error}") from None
         finally:
@@ -116,12 +114,12 @@ class Grammars:
     def matcher(self, constraint: Constraint, bans: Bans) -> Matcher:
         """A matcher at the grammar's beginning. Raises ValueError, naming the field: it can't be compiled, or allows no token."""
         with self._lock:
-            kept = self._kept.get(constraint)
-            if kept is not None:
+            grammar = self._held.get(constraint)
+            if constraint in self._kept:
                 self._kept.move_to_end(constraint)
         try:
-            kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
-            return Matcher(kept.automaton, self.vocabulary, bans)
+            grammar = grammar or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
+            return Matcher(grammar, self.vocabulary, bans)
         except ValueError as error:
             raise ValueError(f"{constraint[0]} {error}") from None
 
@@ -133,13 +131,13 @@ class Grammars:
         if "masker" in vars(self):
             self.masker.close()
 
-    def _keep(self, constraint: Constraint, size: int) -> _Kept:
+    def _keep(self, constraint: Constraint, size: int) -> Grammar:
         try:
-            made = _Kept(compiled(self.vocabulary.tokenizer, *constraint), size)
+            made = Grammar(compiled(self.vocabulary.tokenizer, *constraint), size)
         except ValueError as error:
             raise ValueError(f"can't be compiled: {error}") from None
         with self._lock:
-            self._kept[constraint] = made
+            self._kept[constraint] = self._held[constraint] = made
             while len(self._kept) > 1 and self.held_bytes > self._most_bytes:
                 self._kept.popitem(last=False)
         return made

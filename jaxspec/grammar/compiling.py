@@ -27,6 +27,8 @@ WHITESPACE = r"(?:\x20|\x0A[\x20\x09]{0,20})"
 """Between the tokens of JSON: a space, or a line break with indentation. A model can't fill its budget with spaces."""
 MAX_MEMORY = 2**30
 """Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
+MAX_STACK = 2**20
+"""Bytes; the server's threads, which compile what was tried, have at least twice as many, however large its own stack may get."""
 ORPHAN_SECONDS = 20
 """After which the process ends itself, in case its server is gone and can't stop it."""
 STATM = "/proc/self/statm"
@@ -190,7 +192,7 @@ class StructuralTagWriter:
     def written(self, form: Any, place: str) -> str:
         """A format as an expression in Lark."""
         kind = form.get("type") if isinstance(form, dict) else None
-        if kind not in _FORMATS:
+        if not isinstance(kind, str) or kind not in _FORMATS:
             raise ValueError(f"a format's type must be one of {', '.join(_FORMATS)} (at {place})")
         if unknown := form.keys() - {"type", *_FORMATS[kind]}:
             raise ValueError(f"{min(unknown)} is not supported in {kind} (at {place})")
@@ -348,7 +350,7 @@ def main() -> None:
     """Answers until the other end is closed, which also happens when the server ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the server, which may still have requests
-    for kind, most in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_CORE, 0)):
+    for kind, most in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_STACK, MAX_STACK), (resource.RLIMIT_CORE, 0)):
         allowed = resource.getrlimit(kind)[1]
         limit = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         with contextlib.suppress(ValueError):  # macOS can't limit the address space; the limit of time remains

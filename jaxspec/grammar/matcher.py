@@ -5,6 +5,7 @@ tokens may follow; where nothing of it can follow, the text has ended.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import llguidance
@@ -37,15 +38,24 @@ class Step(NamedTuple):
     """The grammar has ended: nothing but stop tokens may."""
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Grammar:
+    """A compiled grammar."""
+
+    beginning: llguidance.LLMatcher
+    """Its automaton before the first token, which is copied."""
+    bytes: int
+    """Memory that it takes."""
+
+
 class Matcher:
     """The grammar of one request, behind the text that was read so far.
 
     Raises GrammarError if it has ended, or allows no token, before the first one.
     """
 
-    def __init__(self, beginning: llguidance.LLMatcher, vocabulary: Vocabulary, bans: Bans):
-        """`beginning`: of the grammar; it is copied."""
-        self._beginning, self._automaton, self._vocabulary = beginning, beginning.deep_copy(), vocabulary
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, bans: Bans):
+        self._grammar, self._automaton, self._vocabulary = grammar, grammar.beginning.deep_copy(), vocabulary
         self._read: list[int] = []
         self._failure: GrammarError | None = None
         self._stops = frozenset(bans.stops)
@@ -152,7 +162,7 @@ class Matcher:
 
     def _read_again(self, path: Sequence[int]) -> None:
         """Replaces the automaton, which can't leave a state of error, by one behind the text and a path."""
-        self._automaton = self._beginning.deep_copy()
+        self._automaton = self._grammar.beginning.deep_copy()
         for token in self._read:
             self._automaton.consume_token(token)
         self._automaton.try_consume_tokens(list(path))

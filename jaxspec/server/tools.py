@@ -241,7 +241,9 @@ def _structure_of(given: Given) -> Structure:
         assert constraint is not None
         kind, text = constraint
         if kind == "structural_tag":
-            return dict(format_of(json.loads(text)) or {})
+            if not isinstance(form := format_of(json.loads(text)), dict):
+                raise ValueError("structural_tag must have a format, an object")
+            return form
     except ValueError as error:
         raise refused(error, {given.name: given.field}) from None
     if kind == "json_schema":

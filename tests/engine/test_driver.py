@@ -32,9 +32,9 @@ class OneThreadEngine(FakeEngine):
         super().__init__()
         self._inside = threading.Lock()
 
-    def add(self, asked, request_id=None):
+    def add(self, asked, request_id=None, **options):
         with self._alone():
-            return super().add(asked, request_id)
+            return super().add(asked, request_id, **options)
 
     def step(self) -> list[Update]:
         with self._alone():

@@ -259,7 +259,7 @@ def test_who_starts_again_while_others_are_awaited_takes_its_place(left):
     joining.leader.close()
     while left.count((0, "")) < 3:  # all have read the end, as the stand-in lets the first one go on
         time.sleep(0.01)
-    for each in others:
+    for each in (first, *others):
         each._link.close()
     assert joining.leader._all_gone.wait(20)
 
@@ -309,6 +309,19 @@ def test_launches_arrive_in_their_order(left):
             header, data = next(told)
             kept, nothing = follower.arrays.decode(header, data)
             assert header["launch"] == ("Stub", (8,)) and kept.values.tolist() == [number] and nothing is None
+
+
+def test_a_process_that_launches_for_long_does_not_count_as_gone(left, monkeypatch):
+    """More waits for it than connections hold."""
+    monkeypatch.setitem(module.DEAD, "TCP_USER_TIMEOUT", 500)
+    with joined(Joining(), left) as (leader, follower):
+        for number in range(40):
+            leader.launch(Stub(), [np.full(2**16, number, np.int32)])
+        told = follower.messages()
+        for number in range(40):
+            [array] = follower.arrays.decode(*next(told))
+            assert array[0] == array[-1] == number
+        assert not left
 
 
 def test_another_process_that_is_told_to_end_ends_the_group(left):

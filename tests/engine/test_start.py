@@ -272,7 +272,14 @@ def test_a_program_that_fails_ends_the_start_with_its_name(kind):
     )
     engine.runner.programs.__class__ = Programs
     engine.warm_up()  # with a new state
-    (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=4)))
+    asked = GenerationRequest([1, 2, 3, *range(40)], SamplingParams(max_tokens=4, temperature=0))
+    before = [request.output for request in served(engine, asked)]
+    engine.runner.programs.__class__ = Faulty
+    with pytest.raises(ProgramError):
+        engine.warm_up()
+    engine.runner.programs.__class__ = Programs
+    (request,) = served(engine, asked)
+    assert (request.cached_tokens, [request.output]) == (0, before), "cached pages went with the state"
     assert len(request.output) == 4
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec.grammar import cache, compiling
-from jaxspec.grammar.cache import Grammars
+from jaxspec.grammar.cache import Grammars, GrammarsBusy
 from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
 from jaxspec.grammar.trees import TextTree, sources_of
 from jaxspec.grammar.vocabulary import holds, packed, source_of
@@ -222,7 +222,7 @@ def test_a_process_that_takes_too_long_is_replaced(grammars, monkeypatch):
     with pytest.raises(ValueError, match="more than 0 seconds"):
         grammars.tried(("regex", "slow")).result()
     monkeypatch.undo()
-    assert grammars.tried(("regex", "slow")).result() is None
+    assert grammars.tried(("regex", "slow")).result().bytes > 0
     assert grammars.tried(("regex", "slow")).done(), "it is kept"
 
 
@@ -232,6 +232,24 @@ def test_kept_grammars_are_bounded(grammars):
         few.matcher(("regex", f"a{{{number + 1}}}"), Bans((END,)))
     assert 800_000 < few.held_bytes <= 1_200_000
     few.close()
+
+
+def test_grammars_of_requests_are_held_and_bounded(grammars, monkeypatch):
+    few = Grammars(TinyTokenizer(), VOCABULARY, (END,), most_bytes=1)
+    constraints = [("regex", f"a{{{number + 1}}}") for number in range(3)]
+    held = [few.tried(each).result() for each in constraints]
+    assert [few.tried(each).result() for each in constraints] == held, "though only the last one is kept"
+    monkeypatch.setattr(cache, "compiled", None)  # nothing is compiled from here on
+    matcher = few.matcher(constraints[0], Bans((END,)))
+    monkeypatch.setattr(cache, "MOST_HELD", sum(each.bytes for each in held) - 1)
+    with pytest.raises(GrammarsBusy, match="grammars of unfinished requests take"):
+        few.tried(("regex", "b"))
+    assert few.tried(constraints[0]).done()
+    del held
+    assert few.tried(constraints[0]).done(), "by the matcher"
+    assert not few.tried(constraints[1]).done()
+    few.close()
+    assert matcher.step.words.any()
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars():

@@ -70,6 +70,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]):
     ("tag", "said"),
     [
         ({}, "type must be one of any_text, .*at format"),
+        ({"format": {"type": ["any_text"]}}, "type must be one of any_text, .*at format"),
         ({"format": {"type": "any_text", "excludes": []}}, "excludes is not supported"),
         ({"format": {"type": "or", "elements": [{"type": "tag"}]}}, "begin must be a string .at format.elements.0"),
         ({"structures": [{"begin": "<f", "schema": {}, "end": ""}], "triggers": ["g"]}, "no tag begins with the trigger 'g'"),

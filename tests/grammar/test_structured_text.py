@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram, ProposeProgram
 from jaxspec.decoding.tree import Candidates, rank
 from jaxspec.engine.engine import Engine
@@ -145,6 +145,8 @@ def test_no_request_waits_for_the_halves_of_cycles(made, monkeypatch, is_broken)
     asked = [sampled(seed, **WORDS) for seed in range(3)]
     before = [request.output for request in finish(made, *asked)]
     assert CycleProgram in ran and ProposeProgram not in ran
+    stats = made.stats()
+    assert stats.verify_count > 0 and (stats.draft_count, stats.draft_tokens, dict(stats.drafts_by_sampling)) == (0, 0, {})
     gate.open.set()
     programs.wait()
     ran.clear()
@@ -156,18 +158,21 @@ def test_no_request_waits_for_the_halves_of_cycles(made, monkeypatch, is_broken)
 
 def test_a_lossy_engine_waits_for_them(monkeypatch):
     """Under thresholds a text depends on the tree."""
-    lossy = engine(TREES[0], accept_threshold_acc=0.5)
+    own = TreeShape(1, 1, 2)
+    lossy = engine(TREES[0], accept_threshold_acc=0.5, request_trees=(own,))
     gate = Gate(lossy, monkeypatch)
     lossy.warm_up()
-    held = lossy.add(GenerationRequest(PROMPT, sampled(1, **WORDS)))
+    held = [lossy.add(GenerationRequest(PROMPT, sampled(1, **WORDS), tree=tree)) for tree in (None, own)]
+    needed = [lossy.runner.program_to_wait_for(each) for each in held]
+    assert [isinstance(each, ProposeProgram) and each.tree for each in needed] == [TREES[0], own]
     free = lossy.add(GenerationRequest(PROMPT, sampled(2)))
     while free.finish_reason is None:
         lossy.step()
-    assert lossy.scheduler.held_back == [held]
+    assert lossy.scheduler.held_back == held
     gate.open.set()
     while lossy.has_work:
         lossy.step()
-    assert held.finish_reason == "stop"
+    assert [each.finish_reason for each in held] == ["stop", "stop"]
     lossy.runner.programs.stop()
 
 

@@ -77,6 +77,9 @@ class FakeEngine:
         self.priorities: list[int] = []
         self.salts: list[str | None] = []
         self.timeouts: list[float | None] = []
+        self.clock = time.monotonic
+        self.waited: list[float] = []
+        """Seconds between a request's coming and its addition."""
         self.room: float = math.inf
         """So many requests may be unfinished; one more is refused."""
         self.tree = TREE
@@ -120,7 +123,7 @@ class FakeEngine:
             self._allowed = steps
             self._allowance.notify()
 
-    def add(self, asked: GenerationRequest, request_id: str | None = None) -> Request:
+    def add(self, asked: GenerationRequest, request_id: str | None = None, *, came: float | None = None) -> Request:
         prompt, params = asked.prompt, asked.params
         assert params.n == 1
         request_id = next(self._names) if request_id is None else request_id
@@ -136,6 +139,7 @@ class FakeEngine:
         self.priorities.append(asked.priority)
         self.salts.append(asked.cache_salt)
         self.timeouts.append(asked.timeout)
+        self.waited.append(0 if came is None else self.clock() - came)
         detokenizer = replace(asked, prompt=()).detokenizer(self.tokenizer)
         request = Request(request_id, asked, 0, params.stop_token_ids, detokenizer, tree=asked.tree)
         request.cached_tokens = self.cached_tokens

@@ -222,6 +222,14 @@ def test_parameters_that_a_format_can_not_write_are_refused():
         assert error["param"] == "tools" and "the parameters of f have properties" in error["message"]
 
 
+def test_a_structural_tag_beside_tools_must_have_a_format(client: Client):
+    for wrong in (5, "abc", [["type", "any_text"]]):
+        error = refusal(
+            client.post(CHAT, messages=USER, tools=[TOOL], structured_outputs={"structural_tag": {"format": wrong}}), 400
+        )
+        assert error["param"] == "structured_outputs.structural_tag"
+
+
 def test_calls_are_not_lost_in_a_template_for_answers_without_tools():
     tokenizer = byte_tokenizer()
     lacking = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
