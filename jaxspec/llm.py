@@ -12,9 +12,9 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.config import TreeLike
-from jaxspec.engine.driver import EngineClosed, EngineError, EngineThread
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
+from jaxspec.engine.request import EngineClosed, EngineError, GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
@@ -202,7 +202,8 @@ class LLM:
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
-                self._thread.compile(copies[0].constraint).result()
+                if (constraint := copies[0].constraint) is not None:
+                    self._thread.compile(constraint).result()
             except CancelledError:
                 raise EngineClosed(CLOSED) from None
             except ValueError as error:

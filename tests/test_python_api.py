@@ -13,9 +13,8 @@ import pytest
 
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
-from jaxspec.engine.driver import EngineError
 from jaxspec.engine.programs import Programs
-from jaxspec.engine.request import Update
+from jaxspec.engine.request import EngineError, Update
 from jaxspec.grammar import cache
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.conftest import wait_until

@@ -11,9 +11,9 @@ from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.serve_loading import sampling_defaults
 from jaxspec.config import PLAIN, TreeShape, names_of
-from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.output import traced_tokens
-from jaxspec.engine.request import GenerationRequest, Update
+from jaxspec.engine.request import EngineError, GenerationRequest, Update
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder

@@ -18,10 +18,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import FAILED, GenerationOutput, GenerationRequest, Update
+from jaxspec.engine.request import FAILED, EngineClosed, EngineError, GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.grammar.cache import Constraint, GrammarsBusy
+from jaxspec.grammar.matcher import Grammar
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -31,21 +32,6 @@ MAX_FAILED_STEPS = 3
 BROKEN = "the engine has failed and takes no more requests: restart the server"
 
 logger = logging.getLogger(__name__)
-
-
-class EngineError(RuntimeError):
-    """The engine failed while it worked on a request; the request itself was not at fault."""
-
-
-class RequestError(EngineError):
-    """A request can't go on, by its own fault: its grammar leaves no token."""
-
-
-class EngineClosed(EngineError):
-    """The engine takes no more requests and has dropped those it had."""
-
-    def __init__(self, message: str = "the server is shutting down"):
-        super().__init__(message)
 
 
 class Observer:
@@ -130,13 +116,8 @@ class EngineThread:
         loop: asyncio.AbstractEventLoop | None = None,
         came: float | None = None,
     ) -> Ticket:
-        """Queues all requests or, if the engine refuses one, none: the ticket's `admitted` tells.
-
-        Args:
-            deliver: takes their updates, in the engine's thread or, if there is a `loop`, in that event loop.
-            names: their ids in updates; None: the engine chooses.
-            came: when they came, by the engine's clock; None: now.
-        """
+        """Queues all requests or, if the engine refuses one, none: the ticket's `admitted` tells. Updates go to `deliver`, in the
+        engine's thread or, if there is a `loop`, in that event loop. The rest is as in Ticket."""
         work, ticket = self._work, Ticket(requests, deliver, names or [None] * len(requests), loop, came)
         self._post(ticket.admitted, lambda _engine: work.admit(ticket))
         return ticket
@@ -177,22 +158,17 @@ class EngineThread:
         """The result of the function, which runs in the engine's thread between two steps."""
         return self._post(Future(), function)
 
-    def compile(self, constraint: Constraint | None) -> "Future[Any]":
-        """Done when requests with this constraint can be submitted; others may wait for it, too: don't cancel it. Hold the result
-        until they are: else the grammar may be compiled again, in the engine's thread. Its ValueError says why it can't be compiled.
-        Raises QueueFull, and what `check_open` raises; closing cancels it."""
+    def compile(self, constraint: Constraint) -> "Future[Grammar]":
+        """As Grammars.tried; requests with this constraint may be submitted as long as the result is held. Closing cancels it.
+        Raises QueueFull, and what `check_open` raises."""
         self.check_open()
         try:
-            if constraint is not None:
-                return self._grammars.tried(constraint)
+            return self._grammars.tried(constraint)
         except GrammarsBusy as error:
             raise QueueFull(str(error)) from None
         except RuntimeError:  # it was closed just now
             self.check_open()
             raise
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     def check_open(self) -> None:
         """Raises RuntimeError in a forked process, and EngineClosed if the thread takes no more."""

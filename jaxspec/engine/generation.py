@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from jaxspec.engine.driver import EngineError, EngineThread, RequestError
-from jaxspec.engine.request import FAILED, GenerationRequest, Update
+from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.request import FAILED, EngineError, GenerationRequest, RequestError, Update
 
 
 class Generation:
@@ -29,7 +29,7 @@ class Generation:
         EngineClosed."""
         came, grammars = engine.clock(), []
         with engine.starting(request_ids):
-            for constraint in dict.fromkeys(each.params.constraint for each in requests):
+            for constraint in filter(None, dict.fromkeys(each.params.constraint for each in requests)):
                 compiled = asyncio.wrap_future(engine.compile(constraint))
                 compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this one is cancelled
                 await asyncio.wait([compiled])  # others may wait for it, too: who is cancelled must not cancel it

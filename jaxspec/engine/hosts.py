@@ -308,8 +308,7 @@ class Follower:
         wait_for_ever(self._link)
         self.arrays = Arrays()
         self._hosts, self._was_told = hosts, False
-        self._reading, self._received = threading.Lock(), queue.SimpleQueue[bytes]()
-        self._to_send = queue.SimpleQueue[bytes]()
+        self._reading, self._received, self._to_send = threading.Lock(), queue.SimpleQueue[bytes](), queue.SimpleQueue[bytes]()
         """A signal's handler may interrupt a put, and put too: a lock would wait for itself."""
         for work in (self._stand_in, self._transmit):
             threading.Thread(target=work, name="group", daemon=True).start()

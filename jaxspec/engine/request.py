@@ -21,6 +21,21 @@ FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
 
 
+class EngineError(RuntimeError):
+    """The engine failed while it worked on a request; the request itself was not at fault."""
+
+
+class RequestError(EngineError):
+    """A request can't go on, by its own fault: its grammar leaves no token."""
+
+
+class EngineClosed(EngineError):
+    """The engine takes no more requests and has dropped those it had."""
+
+    def __init__(self, message: str = "the server is shutting down"):
+        super().__init__(message)
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One completion to compute, on its way from the API to the engine. What a request may ask for is declared here and nowhere

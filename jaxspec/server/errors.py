@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from jaxspec.engine.driver import EngineClosed, EngineError, RequestError
+from jaxspec.engine.request import EngineClosed, EngineError, RequestError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
 from jaxspec.server.sending import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse

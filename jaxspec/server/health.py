@@ -3,9 +3,9 @@
 import asyncio
 import uuid
 
-from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationRequest
+from jaxspec.engine.request import EngineError, GenerationRequest
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError

@@ -12,9 +12,8 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Send
 
-from jaxspec.engine.driver import EngineError
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.request import EngineError, GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
 from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start, without_output
 from jaxspec.server.sending import TypedEvent, json_response, to_json

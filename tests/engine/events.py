@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.driver import EngineError, EngineThread, Ticket
+from jaxspec.engine.driver import EngineThread, Ticket
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
-from jaxspec.engine.request import GenerationRequest, Request, Update
+from jaxspec.engine.request import EngineError, GenerationRequest, Request, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
 from tests.engine.records import record, recorded

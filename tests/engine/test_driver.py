@@ -16,9 +16,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from jaxspec.engine.driver import EngineClosed, EngineError, EngineThread
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationRequest, Update
+from jaxspec.engine.request import EngineClosed, EngineError, GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from tests.server.conftest import wait_until
 from tests.server.fakes import TEXT, FakeEngine

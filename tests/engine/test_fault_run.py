@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationRequest, Update
+from jaxspec.engine.request import EngineError, GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 from tests.engine.served import served, updates_of

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, EngineThread, Observer
+from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineThread, Observer
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
+from jaxspec.engine.request import EngineClosed, EngineError, GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.grammar import cache
