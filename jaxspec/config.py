@@ -81,7 +81,9 @@ class ModelConfig:
         """
         refuse_unsupported(config := checked(config))
         heads, hidden_size = require_size(config, "num_attention_heads"), require_size(config, "hidden_size")
-        eos = config.get("eos_token_id")
+        eos, longest = config.get("eos_token_id"), require_size(config, "max_position_embeddings", default=2048)
+        if (chunks := config.get("dual_chunk_attention_config")) is not None:  # beyond one, attention is another one
+            longest = min(longest, chunks.get("original_max_position_embeddings") or longest)
         return cls(
             vocab_size=require_size(config, "vocab_size"),
             hidden_size=hidden_size,
@@ -92,7 +94,7 @@ class ModelConfig:
             head_dim=require_size(config, "head_dim", default=hidden_size // heads),
             rms_norm_eps=config.get("rms_norm_eps") or 1e-6,
             rope=(rope := RopeConfig.from_hf(config)),
-            max_position_embeddings=max(require_size(config, "max_position_embeddings", default=2048), rope.max_position),
+            max_position_embeddings=max(longest, rope.max_position),
             tie_word_embeddings=config.get("tie_word_embeddings") or False,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,

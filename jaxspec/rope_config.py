@@ -50,7 +50,7 @@ class RopeConfig:
             )
         if kind in ("linear", "llama3", "yarn") and not scaling.get("factor"):
             raise ValueError(f"the rope type {kind!r} needs a factor, and config.json has none")
-        for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():
+        for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True, "extrapolation_factor": 1.0}.items():
             if scaling.get(key) not in (None, neutral):
                 raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
         trained = config.get("max_position_embeddings") if kind == "yarn" else None
@@ -72,7 +72,9 @@ class RopeConfig:
 
 def yarn_factor(scaling: dict) -> float:
     """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1. With mscale and mscale_all_dim (DeepSeek's),
-    each of which scales the logarithm, the quotient of both."""
+    each of which scales the logarithm, the quotient of both. attn_factor multiplies it, as in vLLM and SGLang (of
+    DeepSeek-R1-0528-Qwen3-8B it makes 1; transformers ignores it)."""
     logarithm = math.log(max(1.0, float(scaling.get("factor") or 1.0)))
     above, below = (float(scaling.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
-    return (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0
+    quotient = (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0
+    return quotient * float(scaling.get("attn_factor") or 1.0)

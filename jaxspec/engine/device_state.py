@@ -1,6 +1,7 @@
 """Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,6 +132,13 @@ def memory_limit(device: jax.Device) -> int | None:
             "unset that, or give num_pages"
         )
     return limit
+
+
+def addressable_pages(one_page: State) -> float:
+    """So many pages of this state's 8-bit caches the GPU kernels can address: Pallas computes offsets in 32 bits unless an array
+    has more than 2**32 bytes, and they count entries, so those of one byte would overflow from 2**31 on."""
+    caches = [each for each in jax.tree.leaves(one_page) if each.dtype == np.uint8]
+    return min((2**31 // math.prod(each.sharding.shard_shape(each.shape)) for each in caches), default=math.inf)
 
 
 def admission(request: Request, vocab_size: int, max_length: int, no_bias: jax.Array | None) -> Admission:

@@ -11,6 +11,7 @@ page, when it is first written.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -42,6 +43,8 @@ class CacheSize:
     pages_per_sequence: int
     sequences: int
     """Requests that run together."""
+    most_pages: float = math.inf
+    """So many the kernels can address."""
 
     def pages(self, room: int, reason: str) -> int:
         """Enough pages for every sequence at full length, or as many as fit into `room` bytes.
@@ -49,7 +52,7 @@ class CacheSize:
         Raises:
             ValueError: not even one sequence fits; `reason` says where the room went and what to do.
         """
-        pages = min(self.sequences * self.pages_per_sequence, room // self.page_bytes)
+        pages = int(min(self.sequences * self.pages_per_sequence, room // self.page_bytes, self.most_pages))
         if pages < self.pages_per_sequence:
             raise ValueError(
                 f"the cache has room for {max(pages, 0) * self.page_size} tokens, but one sequence may have "

@@ -1,6 +1,7 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from jaxspec.decoding.programs import (
 from jaxspec.decoding.state import Sizes, State, words_of
 from jaxspec.engine.device_state import (
     Merger,
+    addressable_pages,
     admission,
     check_kernel,
     kernels_of,
@@ -121,8 +123,12 @@ class Runner:
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))
 
-        no_pages, one_page = (placement.nbytes(placement.abstract(partial(state_of, pages))) for pages in (0, 1))
-        page_bytes = one_page - no_pages
+        one_page, no_pages = (placement.abstract(partial(state_of, pages)) for pages in (1, 0))
+        rows = placement.nbytes(no_pages)
+        page_bytes = placement.nbytes(one_page) - rows
+        most_pages = math.inf if placement.device.platform == "cpu" else addressable_pages(one_page)
+        if config.num_pages is not None and config.num_pages > most_pages:
+            raise ValueError(f"num_pages must be at most {most_pages} with an 8-bit cache of this model, got {config.num_pages}")
 
         def programs_for(num_pages: int) -> Programs:
             state = placement.abstract(partial(state_of, num_pages))
@@ -135,15 +141,15 @@ class Runner:
             programs.compile_all(table.largest_of_all(), progress=start.progress)
             return programs
 
-        cache = CacheSize(page_bytes, config.page_size, pages_per_sequence, config.max_running_requests)
+        cache = CacheSize(page_bytes, config.page_size, pages_per_sequence, config.max_running_requests, most_pages)
         held, limit = placement.nbytes(self.params), start.memory_limit
         if limit is None and config.num_pages is None:
             limit = memory_limit(placement.device)
         if limit is not None and config.num_pages is None:
-            memory = DeviceMemory(limit, held, rows=no_pages)
+            memory = DeviceMemory(limit, held, rows)
             self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
         else:
-            self.num_pages = config.num_pages or DeviceMemory.of_host(held, rows=no_pages).steady_pages(cache, config.mem_fraction)
+            self.num_pages = config.num_pages or DeviceMemory.of_host(held, rows).steady_pages(cache, config.mem_fraction)
             self.programs = programs_for(self.num_pages)
             logger.debug(
                 "memory: weights %s, cache %s in %d pages",

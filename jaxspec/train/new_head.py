@@ -28,6 +28,8 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     if settings.begin is None:
         return new_head(settings, target, directory, parts)
     head = load_head(Path(settings.begin), target)
+    if head.config.layer.storage or head.config.layer.storages:
+        raise ValueError(f"{settings.begin} is quantised, which can't be trained: give the head in 16 bits")
     if isinstance(head.config, DSparkConfig):
         raise ValueError(f"{settings.begin} is a {head.config.algorithm} head, which can't be trained here")
     if settings.algorithm not in (names := names_of(head.config)):
@@ -66,6 +68,7 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
         qk_norm=False,
         storage=None,
         storages=(),
+        kv_scales=False,
         feed_forward=None,
     )
     size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)

@@ -6,7 +6,7 @@ softmax over its share; a second, small kernel merges the partial results. With 
 result itself. Query heads that share a KV head are rows of one tile: row r is window row r // group, head r % group of its group.
 
 Offsets into the cache: Pallas computes them in 64 bits as soon as an array holds more than 2**32 bytes, and in 32 bits otherwise,
-where fewer than 2**31 elements of two or four bytes cannot overflow.
+where fewer than 2**31 elements of two or four bytes cannot overflow. Those of one byte could: an engine allocates fewer pages.
 """
 
 import functools

@@ -265,15 +265,22 @@ def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
         assert load_target(configured(directory, eos_token_id=found), FLOAT32).config.eos_token_ids == expected
 
 
+def test_attention_in_chunks_is_not_longer_than_a_chunk():
+    config = {"max_position_embeddings": 1010000, "dual_chunk_attention_config": {"original_max_position_embeddings": 262144}}
+    assert target_config(hf_config(tiny_config()) | config).max_position_embeddings == 262144
+
+
 def test_rope_parameters_are_followed_or_refused():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     for given, factor in (
         ({}, 1.1386),
         ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
         ({"mscale": 2.0, "mscale_all_dim": 1.0}, 1.1218),
+        ({"attn_factor": 0.8782488562869419}, 1.0),
+        ({"attn_factor": 0.5, "attention_factor": 2.0}, 2.0),
     ):
         assert RopeConfig.from_hf({"rope_scaling": yarn | given}).attention_factor == pytest.approx(factor, abs=1e-4)
-    for wrong in ({"truncate": False}, {"partial_rotary_factor": 0.5}):
+    for wrong in ({"truncate": False}, {"partial_rotary_factor": 0.5}, {"extrapolation_factor": 0.5}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* of the rope parameters is not supported"):
             RopeConfig.from_hf({"rope_parameters": yarn | wrong})
     linear = {"rope_type": "linear", "factor": 2.0, "attention_factor": 3.0}

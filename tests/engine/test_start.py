@@ -1,10 +1,12 @@
 """The start: programs are compiled first, their temporaries decide how many pages fit, and each runs once before it is needed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
-from jaxspec.engine.device_state import memory_limit, nbytes
+from jaxspec.engine.device_state import addressable_pages, memory_limit, nbytes
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs
@@ -60,6 +62,17 @@ def test_the_cache_shrinks_by_what_temporaries_take():
 
 def test_no_more_pages_than_all_sequences_need():
     assert MEMORY.fit(replace(CACHE, sequences=1), 0.85, Compiled(0))[0] == 512
+
+
+def test_no_more_pages_of_an_8_bit_cache_than_kernels_can_address():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target, draft, flags = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        for shape, dtype in (((1, 16, 8, 128), jnp.uint8), ((1, 16, 2, 64), jnp.uint8), ((9, 10**6), jnp.bool))
+    )
+    assert addressable_pages([target, draft, flags]) == 2**31 // (16 * 8 * 128)
+    assert addressable_pages([flags]) == math.inf
+    assert MEMORY.fit(replace(CACHE, most_pages=600), 0.85, Compiled(0))[0] == 600
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,14 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     assert draft_vocabulary([rare], None, 10).tolist() == [4, 6], "98% of the text are covered"
 
 
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": True}])
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": True, "kv_scales": True}])
 def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
     target = tiny_target(**changes)
     parts, origin = split(read_shards(data), 24), target.merge(target.params)
     whole, narrow = (new_head(replace(SETTINGS, intermediate_size=size), target, None, parts) for size in (None, 16))
     last, found = origin.layers[-1], whole.merge(whole.params)
     size = target.config.hidden_size
+    assert not whole.config.layer.kv_scales, "which files of heads have no place for"
     np.testing.assert_array_equal(found.self_attn.qkv_proj.kernel[...][size:], last.self_attn.qkv_proj.kernel[...])
     assert np.abs(found.self_attn.qkv_proj.kernel[...][:size]).max() < 0.2, "embeddings have small random weights"
     for own, theirs in ((found.self_attn.o_proj, last.self_attn.o_proj), (found.mlp.down_proj, last.mlp.down_proj)):
@@ -412,11 +413,13 @@ def test_block_heads_that_can_not_be_trained_further(tmp_path, target, data, mon
             trainer(begun, target, data, tmp_path / "work")
 
 
-def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, data, monkeypatch):
+def test_heads_that_could_not_be_learnt_or_written_are_not_begun_with(tmp_path, target, data, monkeypatch):
     mapped = EagleConfig(layer=target.config, target_hidden_size=target.config.hidden_size, draft_vocab_size=8)
-    monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_: SimpleNamespace(config=mapped))
-    with pytest.raises(ValueError, match="HEAD has a token map, which its format has no place for"):
-        trainer(TrainSettings("eagle", begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
+    quantised = replace(mapped, draft_vocab_size=None, layer=replace(target.config, storages=((("layer",), "fp8"),)))
+    for config, said in ((mapped, "has a token map, which its format has no place for"), (quantised, "is quantised")):
+        monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_, config=config: SimpleNamespace(config=config))
+        with pytest.raises(ValueError, match=f"HEAD {said}"):
+            trainer(TrainSettings("eagle", begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
 
 
 @pytest.mark.exhaustive
