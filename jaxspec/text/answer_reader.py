@@ -165,13 +165,16 @@ class AnswerReader:
         except ValueError:
             raise MalformedCall from None
 
-    def braces(self, make: MakeEvent | None) -> Reading[None]:
-        """Reads a JSON object or array, to where its brackets close or the text ends, and yields it as it comes."""
-        depth, in_string, escaped = 0, False, False
+    def braces(self, make: MakeEvent | None) -> Reading[str]:
+        """Reads a JSON object or array, to where its brackets close or the text ends, and returns it. With `make`, yields it as it
+        comes too. Control characters, which models write into strings, are escaped there, as JSON has none."""
+        depth, in_string, escaped, pieces = 0, False, False, list[str]()
         while True:
-            start = self.at
+            start, piece = self.at, list[str]()
             for character in self.text[start:]:
                 self.at += 1
+                is_raw = in_string and character < " "
+                piece.append(json.dumps(character)[1 + escaped : -1] if is_raw else character)
                 if escaped:
                     escaped = False
                 elif in_string:
@@ -184,10 +187,11 @@ class AnswerReader:
                     depth -= 1
                     if depth == 0:
                         break
-            if make is not None and self.at > start:
-                yield make(self.text[start : self.at])
+            pieces.append("".join(piece))
+            if make is not None and piece:
+                yield make(pieces[-1])
             if (depth == 0 and self.at > start) or not (yield from self.more()):
-                return
+                return "".join(pieces)
 
     def value(self) -> Reading[None]:
         """Reads a JSON value that nobody asked for. Raises MalformedCall."""

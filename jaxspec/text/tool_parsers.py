@@ -176,10 +176,8 @@ def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
             elif key in _ARGUMENTS and not has_begun:
                 if (first := (yield from reader.peek())) != "{":
                     raise MalformedCall if first else Unfinished
-                start = reader.at
                 if name is None:
-                    yield from reader.braces(None)
-                    arguments = reader.text[start : reader.at]
+                    arguments = yield from reader.braces(None)
                 else:
                     has_begun = True
                     yield calls.start(name)

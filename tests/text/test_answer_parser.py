@@ -11,6 +11,8 @@ from jaxspec.text.tool_formats import TOOL_FORMATS, format_name_in
 from tests.server import templates
 
 TOOLS = {"f": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"enum": ["x", "y"]}}}, "g": {}}
+RAW = '{"s":\n' + r'"a\nb\n\\\t\u0001\u0002"}'
+"""Raw control characters are escaped in strings, whether or not a backslash is before them."""
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "Just text, é, <tool_ and\n ", "Just text, é, <tool_ and\n ", []),
     (
@@ -25,6 +27,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>', "=", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "was cut', "", [("f", '{"s": "was cut')]),
     ("hermes", '<tool_call>{"name": "f", "id": 7, "arguments": {"s": 1} oops', "oops", [("f", '{"s": 1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s":\n"a\nb\\\n\\\\\t\x01\\\x02"}}</tool_call>', "", [("f", RAW)]),
+    ("hermes", '<tool_call>{"arguments": {"s":\n"a\nb\\\n\\\\\t\x01\\\x02"}, "name": "f"}</tool_call>', "", [("f", RAW)]),
     ("qwen3", '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\nDone.', "Done.", [("g", "{}")]),
     (
         "smollm2",
