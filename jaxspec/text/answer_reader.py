@@ -204,7 +204,7 @@ class AnswerReader:
             raise MalformedCall if first else Unfinished
 
     def python_value(self) -> Reading[str]:
-        """Reads the source of an argument of a Python call, up to a comma or the closing parenthesis. Raises MalformedCall."""
+        """Reads the source of an argument of a Python call, up to a comma or a closing bracket. Raises Unfinished."""
         start, depth, quote, escaped = self.at, 0, "", False
         while True:
             for character in self.text[self.at :]:
@@ -214,7 +214,7 @@ class AnswerReader:
                     escaped, quote = character == "\\", "" if character == quote else quote
                 elif character in "\"'":
                     quote = character
-                elif depth == 0 and character in ",)":
+                elif depth == 0 and character in ",)]}":
                     return self.text[start : self.at].strip()
                 elif character in "([{":
                     depth += 1
@@ -222,7 +222,7 @@ class AnswerReader:
                     depth -= 1
                 self.at += 1
             if not (yield from self.more()):
-                raise MalformedCall
+                raise Unfinished
 
 
 def merged(events: list[Event]) -> list[Event]:
