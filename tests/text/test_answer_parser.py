@@ -152,6 +152,16 @@ def test_thinking_is_the_same_in_any_pieces(text: str, thinking: Thinking, reaso
     assert together == Answer(text, "", [])
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3", "pythonic"])
+def test_thinking_in_the_content_is_there_once(name: str):
+    form = AnswerFormat(
+        REASONING_FORMATS["qwen3"], Thinking.OPEN, is_separate=False, tool_parser=TOOL_FORMATS[name].read, tools=TOOLS
+    )
+    for text in ("hm</think>\n\nHello", "\n<think>\nhm</think>", "<think>it was cut </thi"):
+        assert Answer.of(check_pieces(form, text)) == Answer(text, "", [])
+    assert Answer.of(check_pieces(form, f"hm</think>{WHOLE[name]}")) == Answer("hm</think>", "", 2 * [Call("g", "{}")])
+
+
 WHOLE = {
     "hermes": '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
     "smollm2": '<tool_call>[{"name": "g"}, {"name": "g", "id": 7, "arguments": {}, "of": "ab"}]</tool_call>',
