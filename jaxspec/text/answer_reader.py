@@ -166,7 +166,7 @@ class AnswerReader:
             raise MalformedCall from None
 
     def braces(self, make: MakeEvent | None) -> Reading[str]:
-        """Reads a JSON object or array, to where its brackets close or the text ends, and returns it. With `make`, yields it as it
+        """Reads a JSON object, array or string, to where it closes or the text ends, and returns it. With `make`, yields it as it
         comes too. Control characters, which models write into strings, are escaped there, as JSON has none."""
         depth, in_string, escaped, pieces = 0, False, False, list[str]()
         while True:
@@ -185,20 +185,18 @@ class AnswerReader:
                     depth += 1
                 elif character in "}]":
                     depth -= 1
-                    if depth == 0:
-                        break
+                if depth == 0 and not in_string:
+                    break
             pieces.append("".join(piece))
             if make is not None and piece:
                 yield make(pieces[-1])
-            if (depth == 0 and self.at > start) or not (yield from self.more()):
+            if (depth == 0 and not in_string) or not (yield from self.more()):
                 return "".join(pieces)
 
     def value(self) -> Reading[None]:
         """Reads a JSON value that nobody asked for. Raises MalformedCall."""
         first = yield from self.peek()
-        if first == '"':
-            yield from self.string()
-        elif first in ("{", "["):
+        if first in ('"', "{", "["):
             yield from self.braces(None)
         elif not (yield from self._run(_LITERAL)):
             raise MalformedCall if first else Unfinished

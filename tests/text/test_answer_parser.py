@@ -24,6 +24,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("hermes", 'x \n<tool_call>no</tool_call> <tool_call>{"name": "h", "arguments": {}}</tool_call>', "=", []),
     ("hermes", '<tool_call>{"name": "' + 300 * "f" + '", "arguments": {}}</tool_call>', "=", []),
+    ("hermes", '<tool_call>{"name": "g", "id": "' + 99 * 'x}\\"' + '", "arguments": {}}</tool_call>', "", [("g", "{}")]),
+    ("hermes", '<tool_call>{"name": "g", "id": "was cut', "=", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>', "=", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "was cut', "", [("f", '{"s": "was cut')]),
     ("hermes", '<tool_call>{"name": "f", "id": 7, "arguments": {"s": 1} oops', "oops", [("f", '{"s": 1}')]),
