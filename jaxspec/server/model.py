@@ -144,8 +144,11 @@ class ServedModel:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
     def has_special(self, *tags: str) -> bool:
-        """Whether any of these is a special token, which usually is left out of the text."""
-        return self.tokenizer is not None and not set(tags).isdisjoint(self.tokenizer.all_special_tokens)
+        """Whether any of these is a special token, which usually is left out of the text. Few of a tokenizer's have names."""
+        if self.tokenizer is None or not tags:
+            return False
+        added = self.tokenizer.added_tokens_decoder.values()
+        return not set(tags).isdisjoint([*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)])
 
     def _refuse_too_long(self, tokenizer: Tokenizer, text: str, param: str) -> None:
         """Refuses a text if its beginning alone exceeds the context: tokenizing megabytes would take minutes.

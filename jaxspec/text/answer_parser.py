@@ -123,6 +123,7 @@ class AnswerParser:
                 yield Content(reader.text[: reader.at])
             if (yield from reader.until(form.end, Content, str)):
                 yield Content(form.end)
+            reader.mark = reader.at
             return
         yield from reader.spaces()
         yield from reader.until(form.end, Reasoning)

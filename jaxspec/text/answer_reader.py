@@ -165,13 +165,16 @@ class AnswerReader:
         except ValueError:
             raise MalformedCall from None
 
-    def braces(self, make: MakeEvent | None) -> Reading[None]:
-        """Reads a JSON object or array, to where its brackets close or the text ends, and yields it as it comes."""
-        depth, in_string, escaped = 0, False, False
+    def braces(self, make: MakeEvent | None) -> Reading[str]:
+        """Reads a JSON object, array or string, to where it closes or the text ends, and returns it. With `make`, yields it as it
+        comes too. Control characters, which models write into strings, are escaped there, as JSON has none."""
+        depth, in_string, escaped, pieces = 0, False, False, list[str]()
         while True:
-            start = self.at
+            start, piece = self.at, list[str]()
             for character in self.text[start:]:
                 self.at += 1
+                is_raw = in_string and character < " "
+                piece.append(json.dumps(character)[1 + escaped : -1] if is_raw else character)
                 if escaped:
                     escaped = False
                 elif in_string:
@@ -182,25 +185,24 @@ class AnswerReader:
                     depth += 1
                 elif character in "}]":
                     depth -= 1
-                    if depth == 0:
-                        break
-            if make is not None and self.at > start:
-                yield make(self.text[start : self.at])
-            if (depth == 0 and self.at > start) or not (yield from self.more()):
-                return
+                if depth == 0 and not in_string:
+                    break
+            pieces.append("".join(piece))
+            if make is not None and piece:
+                yield make(pieces[-1])
+            if (depth == 0 and not in_string) or not (yield from self.more()):
+                return "".join(pieces)
 
     def value(self) -> Reading[None]:
         """Reads a JSON value that nobody asked for. Raises MalformedCall."""
         first = yield from self.peek()
-        if first == '"':
-            yield from self.string()
-        elif first in ("{", "["):
+        if first in ('"', "{", "["):
             yield from self.braces(None)
         elif not (yield from self._run(_LITERAL)):
             raise MalformedCall if first else Unfinished
 
     def python_value(self) -> Reading[str]:
-        """Reads the source of an argument of a Python call, up to a comma or the closing parenthesis. Raises MalformedCall."""
+        """Reads the source of an argument of a Python call, up to a comma or a closing bracket. Raises Unfinished."""
         start, depth, quote, escaped = self.at, 0, "", False
         while True:
             for character in self.text[self.at :]:
@@ -210,7 +212,7 @@ class AnswerReader:
                     escaped, quote = character == "\\", "" if character == quote else quote
                 elif character in "\"'":
                     quote = character
-                elif depth == 0 and character in ",)":
+                elif depth == 0 and character in ",)]}":
                     return self.text[start : self.at].strip()
                 elif character in "([{":
                     depth += 1
@@ -218,7 +220,7 @@ class AnswerReader:
                     depth -= 1
                 self.at += 1
             if not (yield from self.more()):
-                raise MalformedCall
+                raise Unfinished
 
 
 def merged(events: list[Event]) -> list[Event]:

@@ -90,10 +90,14 @@ class Calls:
         if self._space is not None:
             self._space = space or self._space
 
+    def properties(self, name: str) -> Schema:
+        """The schemas of a tool's arguments, by name."""
+        found = resolved(self._tools[name]).get("properties")
+        return found if isinstance(found, Mapping) else {}
+
     def schema_of(self, name: str, argument: str) -> Schema:
         """The schema of one argument."""
-        found = resolved(self._tools[name]).get("properties", {})
-        found = found.get(argument) if isinstance(found, Mapping) else None
+        found = self.properties(name).get(argument)
         return found if isinstance(found, Mapping) else {}
 
 
@@ -176,10 +180,8 @@ def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
             elif key in _ARGUMENTS and not has_begun:
                 if (first := (yield from reader.peek())) != "{":
                     raise MalformedCall if first else Unfinished
-                start = reader.at
                 if name is None:
-                    yield from reader.braces(None)
-                    arguments = reader.text[start : reader.at]
+                    arguments = yield from reader.braces(None)
                 else:
                     has_begun = True
                     yield calls.start(name)
@@ -206,8 +208,7 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
         name = yield from reader.word()
         yield from reader.expect("(")
         yield calls.start(calls.check(name))
-        with contextlib.suppress(MalformedCall):
-            yield from _read_python_arguments(reader, calls)
+        yield from _read_python_arguments(reader, calls, list(calls.properties(name)))
         calls.end()
         yield from reader.spaces()
         if not (yield from reader.take(",")):
@@ -215,14 +216,23 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
             return
 
 
-def _read_python_arguments(reader: AnswerReader, calls: Calls) -> Reading[None]:
+def _read_python_arguments(reader: AnswerReader, calls: Calls, unused: list[str]) -> Reading[None]:
+    """`unused`: names for values without one, in order. The arguments end before a value that gets none."""
     opening = "{"
     yield from reader.spaces()
     while not (yield from reader.take(")")):
-        name = yield from reader.argument()
-        yield from reader.expect("=")
-        value = python_to_json((yield from reader.python_value()))
-        yield calls.arguments(f"{opening}{json.dumps(name)}: {value}")
+        start, name = reader.at, (yield from reader.argument())
+        if not (has_name := (yield from reader.take("="))):
+            reader.at = start
+        source = yield from reader.python_value()
+        if not has_name:
+            if not source or source.startswith("*") or not unused:
+                reader.at = start
+                break
+            name = unused[0]
+        if name in unused:
+            unused.remove(name)
+        yield calls.arguments(f"{opening}{json.dumps(name)}: {python_to_json(source)}")
         opening = ", "
         yield from reader.take(",")
         yield from reader.spaces()

@@ -180,6 +180,18 @@ def test_a_conversation_counts_as_the_template_leaves_it():
             model.chat_token_ids(model.chat_text(messages[:1]))
 
 
+def test_special_tokens_without_a_name_are_special():
+    """As <|python_tag|> is in Llama 3.1: the text lacks it, and calls behind it would be lost."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens(["<|python_tag|>"])
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.add_tokens("<tool_call>")
+    assert tokenizer.decode(tokenizer.encode("<s><|python_tag|><tool_call>"), skip_special_tokens=True) == "<tool_call>"
+    model = ServedModel("m", CONTEXT, PLAIN, tokenizer)
+    found = [model.has_special(*tags) for tags in (["<|python_tag|>"], ["a", "<s>"], ["<tool_call>", "a"], [])]
+    assert found == [True, True, False, False]
+
+
 def test_tokens_keep_the_space_in_front_of_them():
     tokenizer = sentencepiece_tokenizer()
     model = ServedModel("m", CONTEXT, PLAIN, tokenizer)

@@ -11,6 +11,8 @@ from jaxspec.text.tool_formats import TOOL_FORMATS, format_name_in
 from tests.server import templates
 
 TOOLS = {"f": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"enum": ["x", "y"]}}}, "g": {}}
+RAW = '{"s":\n' + r'"a\nb\n\\\t\u0001\u0002"}'
+"""Raw control characters are escaped in strings, whether or not a backslash is before them."""
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "Just text, é, <tool_ and\n ", "Just text, é, <tool_ and\n ", []),
     (
@@ -22,9 +24,13 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("hermes", 'x \n<tool_call>no</tool_call> <tool_call>{"name": "h", "arguments": {}}</tool_call>', "=", []),
     ("hermes", '<tool_call>{"name": "' + 300 * "f" + '", "arguments": {}}</tool_call>', "=", []),
+    ("hermes", '<tool_call>{"name": "g", "id": "' + 99 * 'x}\\"' + '", "arguments": {}}</tool_call>', "", [("g", "{}")]),
+    ("hermes", '<tool_call>{"name": "g", "id": "was cut', "=", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>', "=", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "was cut', "", [("f", '{"s": "was cut')]),
     ("hermes", '<tool_call>{"name": "f", "id": 7, "arguments": {"s": 1} oops', "oops", [("f", '{"s": 1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s":\n"a\nb\\\n\\\\\t\x01\\\x02"}}</tool_call>', "", [("f", RAW)]),
+    ("hermes", '<tool_call>{"arguments": {"s":\n"a\nb\\\n\\\\\t\x01\\\x02"}, "name": "f"}</tool_call>', "", [("f", RAW)]),
     ("qwen3", '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\nDone.', "Done.", [("g", "{}")]),
     (
         "smollm2",
@@ -82,6 +88,18 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("pythonic", "[g($top=1, a b = 2)]", "", [("g", '{"$top": 1, "a b": 2}')]),
     ("pythonic", "[g()]", "", [("g", "{}")]),
+    (
+        "pythonic",
+        "[f('a', 3), g(), f(n=3, [1], 'y')]",
+        "",
+        [("f", '{"s": "a", "n": 3}'), ("g", "{}"), ("f", '{"n": 3, "s": [1], "o": "y"}')],
+    ),
+    ("pythonic", '[f(a="x", **{"n": 1})]', '**{"n": 1})]', [("f", '{"a": "x"}')]),
+    ("pythonic", '[g("Paris")]', '"Paris")]', [("g", "{}")]),
+    ("pythonic", "[f(s=3, ,)]", ",)]", [("f", '{"s": 3}')]),
+    ("pythonic", '[f("x"]', "", [("f", '{"s": "x"}')]),
+    ("pythonic", "[f('was cut", "", [("f", "")]),
+    ("pythonic", "[f(3, n=was cut", "", [("f", '{"s": 3')]),
     ("pythonic", "[1, 2]", "=", []),
     ("pythonic", "[f(s=3) x", "x", [("f", '{"s": 3}')]),
     ("hermes", 'a <tool_call>{"name": "g"}</tool_call>b', "a b", [("g", "{}")]),
@@ -134,6 +152,16 @@ def test_thinking_is_the_same_in_any_pieces(text: str, thinking: Thinking, reaso
     assert (answer.reasoning, answer.content, len(answer.calls)) == (reasoning, content, calls)
     together = Answer.of(check_pieces(AnswerFormat(form.reasoning, thinking, is_separate=False), text))
     assert together == Answer(text, "", [])
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "pythonic"])
+def test_thinking_in_the_content_is_there_once(name: str):
+    form = AnswerFormat(
+        REASONING_FORMATS["qwen3"], Thinking.OPEN, is_separate=False, tool_parser=TOOL_FORMATS[name].read, tools=TOOLS
+    )
+    for text in ("hm</think>\n\nHello", "\n<think>\nhm</think>", "<think>it was cut </thi"):
+        assert Answer.of(check_pieces(form, text)) == Answer(text, "", [])
+    assert Answer.of(check_pieces(form, f"hm</think>{WHOLE[name]}")) == Answer("hm</think>", "", 2 * [Call("g", "{}")])
 
 
 WHOLE = {
