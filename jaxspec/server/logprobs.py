@@ -49,11 +49,14 @@ def completion_logprobs(
     )
 
 
-def prompt_offsets(model: ServedModel, token_ids: Sequence[int], max_offset: int, *, skip_special_tokens: bool = True) -> list[int]:
-    """Where the text of each token of a prompt begins, at most `max_offset`, the length of the prompt as the client wrote it."""
-    detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens, with_offsets=True)
+def prompt_offsets(model: ServedModel, token_ids: Sequence[int], echo: str, *, skip_special_tokens: bool = True) -> list[int]:
+    """Where in `echo`, the prompt as the client wrote it or as it was decoded, the text of each token begins. The client's may hold
+    special tokens; those that the tokenizer has put before it have no text there."""
+    assert model.tokenizer is not None
+    begin = str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)).find(echo)
+    detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and begin < 0, with_offsets=True)
     detokenizer.add(token_ids)
-    return [min(offset, max_offset) for offset in detokenizer.offsets]
+    return [min(max(offset - max(begin, 0), 0), len(echo)) for offset in detokenizer.offsets]
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

@@ -1,6 +1,7 @@
 """Tokens to text, as they are generated: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -51,6 +52,7 @@ class Detokenizer:
         self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
+        self._begun = [0] * len(self._stop)  # how many characters of each stop string the text ends with
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
         """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
@@ -151,16 +153,57 @@ class Detokenizer:
     def _show(self, new: str, unsure: int = 0) -> None:
         """Adds new text without its last `unsure` characters, and holds back an end that may begin a stop string."""
         self._decoded, self._before, self._unsure = len(self._tokens), self._after, unsure
-        self._held += new[: len(new) - unsure]
-        found = [(self._held.find(string), string) for string in self._stop if self._counts and string in self._held]
+        before, new = len(self._held), new[: len(new) - unsure]
+        self._held += new
+        found = []
+        for index, string in enumerate(self._stop):
+            self._begun[index], end = followed(string, self._begun[index], new, ends=self._counts)
+            if end is not None:
+                found.append((before + end - len(string), string))
         if found:
             position, self.matched = min(found)
             end = position + (len(self.matched) if self._include_stop else 0)
             self.text, self._held = self.text + self._held[:end], ""
             return
-        keep = max([overlap(self._held, string) for string in self._stop], default=0)
-        shown = len(self._held) - keep
+        shown = len(self._held) - max(self._begun, default=0)
         self.text, self._held = self.text + self._held[:shown], self._held[shown:]
+
+
+def followed(stop: str, begun: int, text: str, *, ends: bool) -> tuple[int, int | None]:
+    """How many characters of a stop string a text ends with (all of them only if that `ends` the text), and where in `text` it is
+    complete, if it is. `begun`: as many before `text`. Takes the text's length, however long the string is (Knuth, Morris, Pratt).
+
+    In:  "aab", 2, "ab", ends=True
+    Out: 3, 2
+    """
+    if not begun and stop[0] not in text:
+        return 0, None
+    shorter = _shorter(stop)
+    for index, character in enumerate(text):
+        while begun and stop[begun] != character:
+            begun = shorter[begun - 1]
+        begun += stop[begun] == character
+        if begun == len(stop):
+            if ends:
+                return begun, index + 1
+            begun = shorter[-1]
+    return begun, None
+
+
+@lru_cache(256)
+def _shorter(stop: str) -> list[int]:
+    """For each beginning of the string, the longest shorter one that it ends with.
+
+    In:  "aab"
+    Out: [0, 1, 0]
+    """
+    found, size = [0], 0
+    for character in stop[1:]:
+        while size and stop[size] != character:
+            size = found[size - 1]
+        size += stop[size] == character
+        found.append(size)
+    return found
 
 
 def overlap(text: str, stop: str) -> int:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -199,6 +199,8 @@ def test_websockets_are_not_taken(client: Client):
 class Draining(ServerThread):
     """A server that shuts down while a request runs."""
 
+    params: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, shutdown_timeout: float):
         model, settings = ServedModel("fake", CONTEXT, TREE, byte_tokenizer()), ServerSettings(shutdown_timeout=shutdown_timeout)
         self.fake = FakeEngine()
@@ -207,7 +209,7 @@ class Draining(ServerThread):
         self.client = threading.Thread(target=self._ask)
 
     def _ask(self) -> None:
-        self.answers.append(httpx.post(f"{self.url}/generate", json={"text": "x"}, timeout=20))
+        self.answers.append(httpx.post(f"{self.url}/generate", json={"text": "x", "sampling_params": self.params}, timeout=20))
 
     def __enter__(self) -> "Draining":
         super().__enter__()
@@ -266,6 +268,8 @@ def test_after_the_time_to_drain_the_rest_gets_an_error():
 
 class Compiling(Draining):
     """The grammar of its request compiles when the signal comes."""
+
+    params: ClassVar = {"regex": "a"}
 
     def _begin(self) -> None:
         asked: list[object] = []

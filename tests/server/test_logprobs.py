@@ -56,6 +56,16 @@ def test_echo_with_logprobs(client: Client, prompt):
     assert (params.logprobs, params.prompt_logprobs) == (1, 1)
 
 
+def test_offsets_in_an_echo_with_special_tokens():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "bos_token": "<s>"})
+    start, begin, prompt = *tokenizer.convert_tokens_to_ids(["<|im_start|>", "<s>"]), "<|im_start|>hi"
+    of = ServedModel("fake", CONTEXT, TreeShape(3, 2, 5), tokenizer)
+    assert prompt_offsets(of, [begin, start, *b"hi"], prompt) == [0, 0, 12, 13]
+    assert prompt_offsets(of, [begin, start, *b"hi"], "hi") == [0, 0, 0, 1]
+    assert prompt_offsets(of, [*b"h", start, *b"i"], "hi") == [0, 1, 1], "as token ids are decoded"
+
+
 def test_without_echo_the_prompt_is_not_scored(client: Client):
     assert client.post("/v1/completions", prompt="hello", logprobs=1).status_code == 200
     assert [params.prompt_logprobs for params in client.engine.params] == [None]
@@ -75,7 +85,7 @@ def test_offsets_count_characters(client: Client):
 
 def test_offsets_of_the_prompt_stay_inside_it():
     """Its tokens may have more text than the client wrote, such as that of a beginning-of-text token."""
-    assert prompt_offsets(model(), list(b"hello"), 3) == [0, 1, 2, 3, 3]
+    assert prompt_offsets(model(), list(b"hello"), "hel") == [0, 1, 2, 3, 3]
 
 
 def test_streaming_a_completion(client: Client):

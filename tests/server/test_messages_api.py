@@ -207,6 +207,7 @@ def test_thinking_is_the_templates():
         ('{"a": "x\ny"}', {"a": "x\ny"}),
         ("[1", {}),
         ("{x", {}),
+        ('{"a": ' + 300 * "[" + 300 * "]" + "}", {}),
     ],
 )
 def test_arguments_with_an_odd_character_are_not_lost(text: str, arguments: dict[str, Any]):

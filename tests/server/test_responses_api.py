@@ -166,6 +166,8 @@ def test_logprobs_are_those_of_a_chat(client: Client):
     assert [entry for event in deltas for entry in event["logprobs"]] == entries
     included = client.post(RESPONSES, input="hi", include=["message.output_text.logprobs"], max_output_tokens=3).json()
     assert included["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
+    turns = [{"role": "user", "content": "hi"}, *included["output"], {"role": "user", "content": "and?"}]
+    assert client.post(RESPONSES, input=turns).status_code == 200, "an answer can be sent back"
 
 
 def test_log_probabilities_need_an_answer_of_text(caller: Client):

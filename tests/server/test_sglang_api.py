@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.sglang import api
 from tests.server.conftest import Client
 from tests.server.fakes import CONTEXT, TEXT
 
@@ -98,6 +99,16 @@ def test_streams_are_cumulative(client: Client):
     assert all("�" not in event["text"] for event in events)
     assert {key: events[-1][key] for key in ("text", "output_ids")} == {key: whole[key] for key in ("text", "output_ids")}
     assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+
+
+def test_streams_repeat_a_bounded_number_of_log_probabilities(client: Client, monkeypatch):
+    monkeypatch.setattr(api, "MAX_REPEATED", 150)
+    body = {"text": "hello", "return_logprob": True, "top_logprobs_num": 2}
+    for stream, tokens, status in ((True, 10, 200), (True, 11, 400), (False, 20, 200)):
+        response = client.post("/generate", **body, stream=stream, sampling_params={"max_new_tokens": tokens})
+        assert response.status_code == status
+        if status == 400:
+            assert "would repeat 181 log probabilities" in response.json()["error"]["message"]
 
 
 def test_the_prompt_alone(client: Client):

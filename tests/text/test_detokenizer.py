@@ -1,5 +1,8 @@
 """Tokens become text: whole characters only, and no stop string."""
 
+import random
+import time
+
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -117,6 +120,38 @@ def test_detokenizer_never_shows_half_a_character_at_the_end():
         detokenizer.add([token])
     detokenizer.finish()
     assert detokenizer.text == "x = '"
+
+
+def test_stop_strings_are_found_and_held_back_as_by_comparing_all_ends():
+    rng = random.Random(0)
+    for _ in range(3000):
+        stops = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 3))]
+        text, least = "".join(rng.choices("ab", k=20)), rng.choice([0, 0, 7])
+        detokenizer, size = Detokenizer(TinyTokenizer(), stops, min_tokens=least), 0
+        while size < len(text) and detokenizer.matched is None:
+            size += rng.randint(1, 4)
+            detokenizer.add(text[len(detokenizer._tokens) : size].encode())
+            read = text[: len(detokenizer._tokens)]
+            ends = [end for end in range(least, len(read) + 1) if any(read[:end].endswith(stop) for stop in stops)]
+            assert (detokenizer.matched is not None) == bool(ends)
+            if ends:
+                begin, stop = min((ends[0] - len(stop), stop) for stop in stops if read[: ends[0]].endswith(stop))
+                assert (detokenizer.text, detokenizer.matched) == (read[:begin], stop)
+            else:
+                assert detokenizer.text == read[: len(read) - max(overlap(read, stop) for stop in stops)]
+
+
+def test_long_stop_strings_cost_no_more_than_short_ones():
+    def seconds(stops: list[str]) -> float:
+        detokenizer = Detokenizer(TinyTokenizer(), stops)
+        detokenizer.add(b"a" * 1100)
+        began = time.thread_time()
+        for _ in range(200):
+            detokenizer.add(b"a")
+        return time.thread_time() - began
+
+    short, long = ["a" * 3 + "b"] * 32, ["a" * 1023 + "b", *["b" + "a" * 1023] * 31]
+    assert min(seconds(long) for _ in range(3)) < 4 * min(seconds(short) for _ in range(3))
 
 
 def test_overlap():

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update
@@ -173,6 +173,7 @@ def arguments_of(text: str) -> dict[str, Any]:
         try:  # Python's reader takes raw line breaks, and halves of surrogate pairs, which no response can hold
             written = json.dumps(json.loads(text, strict=False), ensure_ascii=False)
             found = json.loads(re.sub("[\ud800-\udfff]", "\ufffd", written))
+            to_json(found)  # raises ValueError for what is nested too deeply for the response
         except (ValueError, RecursionError):
             return {}
     return found if isinstance(found, dict) else {}

@@ -29,7 +29,7 @@ class CompletionBuilder(OpenAIBuilder):
         if logprobs is not None and output.prompt_logprobs is not None:
             asked = self._batch.prompt_of(index)
             special = asked.params.skip_special_tokens
-            offsets = prompt_offsets(self._model, asked.prompt, len(echo), skip_special_tokens=special)
+            offsets = prompt_offsets(self._model, asked.prompt, echo, skip_special_tokens=special)
             logprobs = join(completion_logprobs(self._model, asked.prompt, output.prompt_logprobs, offsets), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 

@@ -1,7 +1,7 @@
 """The input of the Responses API: its items, and the messages of a chat that they make."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,14 +11,18 @@ from jaxspec.server.errors import wrong
 from jaxspec.server.fields import EACH, ONE, KindedModel, RequestModel, described_as, one_or_each
 from jaxspec.server.neutral_fields import each, neutral
 
+type Entries = Annotated[list[dict[str, Any]], FailFast()]
+
 
 # openai-python sends these fields when an answer becomes part of the next request.
-@neutral(each("annotations logprobs", []) | each("prompt_cache_breakpoint"))
+@neutral(each("annotations", []) | each("prompt_cache_breakpoint"))
 class ItemText(RequestModel):
     """A piece of an item's text; images, files and audio are not supported."""
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
+    logprobs: Entries | None = None
+    """Of an earlier answer; they have no effect."""
 
 
 type ItemTexts = Annotated[list[ItemText], FailFast()]

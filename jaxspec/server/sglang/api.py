@@ -150,6 +150,8 @@ class GenerateResponse(GenerateEvent):
     meta_info: MetaInfo
 
 
+MAX_REPEATED = 50_000_000
+"""Log probabilities in all events of a stream; of 20 million, the event loop took 10 s in all (AMD EPYC, 29 November 2026)."""
 ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
 
 
@@ -181,7 +183,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     prompt_only = first.max_new_tokens == 0
     if prompt_only and (not body.return_logprob or body.stream):
         raise wrong(names["max_tokens"], "must be at least 1, or 0 with return_logprob and without stream")
-    prompts = []
+    prompts, repeated = [], 0
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
         budget = model.budget(len(ids), asked, default, param=name, budget_param=names["max_tokens"])
@@ -190,6 +192,10 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
+        repeated += 0 if logprobs is None else (logprobs + 1) * (first.n or 1) * budget**2 // 2
+    if body.stream and repeated > MAX_REPEATED:
+        counts = f"the events of the stream would repeat {repeated} log probabilities, and at most {MAX_REPEATED} may be"
+        raise wrong("return_logprob:", f"{counts}: leave out stream, or ask for fewer tokens or a smaller top_logprobs_num")
     return RequestBatch(requests_of(body, model, prompts, first.n), rid=body.rid, prompt_only=prompt_only)
 
 
