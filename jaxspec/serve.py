@@ -59,8 +59,11 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         run_to_the_end(arguments.hosts, partial(take_part, arguments))
     if arguments.dp_size > 1:
         try:
-            with listen(arguments.host, 0) as found:  # the router will listen there, at another port
+            with listen(arguments.host, arguments.port) as found:  # where the router will listen when all servers are ready
                 warn_if_open(arguments, found)
+        except OSError as error:
+            return _refuse_address(arguments, error)
+        try:
             return serve_replicas(arguments, list(sys.argv[1:] if argv is None else argv))
         except (ValueError, OSError) as error:
             return _refuse(arguments, str(error), 2)
@@ -102,9 +105,7 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
     try:  # before loading, so that an unavailable address fails at once
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
-        return _refuse(
-            arguments, f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1
-        )
+        return _refuse_address(arguments, error)
     from jaxspec.engine.programs import ProgramError  # loads JAX
 
     with listener, contextlib.ExitStack() as stack:
@@ -288,6 +289,11 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 def _refuse(arguments: ServerArguments, message: str, status: int) -> int:
     print(f"{arguments.prog}: error: {message}", file=sys.stderr)
     return status
+
+
+def _refuse_address(arguments: ServerArguments, error: OSError) -> int:
+    place = f"{arguments.host}:{arguments.port}"
+    return _refuse(arguments, f"can't listen on {place} ({error.strerror}): choose another --host or --port", 1)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dynamo.common.backend.run import run
 from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
 from dynamo.llm.exceptions import InvalidArgument
 
+from jaxspec.commands.options import OPTIONS
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
@@ -30,7 +31,15 @@ CONSTRAINTS = {
     "json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice", "structural_tag": "structural_tag",
 }  # fmt: skip
 """Dynamo's names of what constrains a text, and ours."""
-FINISHED = {"abort": "cancelled"}
+FRONTENDS = "Dynamo's frontend does this"
+NOT_HERE = {
+    **dict.fromkeys(("dp_size", "nnodes"), "a worker is one process: start several"),
+    **dict.fromkeys(("host", "port", "allowed_origins", "strict_model_name", "no_tokenizer_info", "shutdown_timeout"), FRONTENDS),
+    **dict.fromkeys(("chat_template", "tool_call_parser", "reasoning_parser"), FRONTENDS),
+    **dict.fromkeys(("api_key", "admin_api_key"), f"{FRONTENDS}, if anything does; leave out the variable, too"),
+}
+"""Options of the server that have no meaning here, and why."""
+FINISHED = {"abort": "cancelled", "timeout": "cancelled"}
 """Dynamo's names of finish reasons, where they are not ours."""
 
 
@@ -42,6 +51,7 @@ class DynamoWorker(LLMEngine):
         self._thread, self._events, self._closing = EngineThread(loaded.models.engine), arguments.kv_events, closing
         closing.callback(self._thread.close)
         self.registration = registration(loaded, arguments)
+        self._defaults, self._timeout = loaded.sampling_defaults, arguments.settings.request_timeout
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each request."""
 
@@ -55,8 +65,8 @@ class DynamoWorker(LLMEngine):
         runtime = DynamoRuntimeConfig.from_cli_args(given)
         runtime.validate()
         arguments = parse_arguments(ours, prog="jaxspec.serve_dynamo")
-        if arguments.dp_size > 1 or arguments.hosts.nnodes > 1:
-            raise SystemExit("jaxspec.serve_dynamo: a worker is one process: leave out --dp-size and --nnodes, and start several")
+        for name in filter(arguments.given.__contains__, NOT_HERE):
+            raise SystemExit(f"jaxspec.serve_dynamo: {OPTIONS[name].flag} has no meaning here: {NOT_HERE[name]}")
         configure_logging(arguments.log_level)
         log_settings(arguments)
         closing = contextlib.ExitStack()
@@ -77,9 +87,10 @@ class DynamoWorker(LLMEngine):
         prompt, name = tuple(request["token_ids"]), context.id()
         try:
             try:
-                copies = params_of(request, self.registration.llm.context_length).copies()
+                copies = params_of(request, self.registration.llm.context_length, self._defaults).copies()
+                requests = [GenerationRequest(prompt, each, timeout=self._timeout) for each in copies]
                 self._running[name] = names = [f"{name}-{index}" for index in range(len(copies))]
-                started = await Generation.start(self._thread, [GenerationRequest(prompt, each) for each in copies], names)
+                started = await Generation.start(self._thread, requests, names)
             except ValueError as error:
                 raise InvalidArgument(str(error)) from None
             with started as generation:
@@ -115,8 +126,9 @@ def registration(loaded: Loaded, arguments: ServerArguments) -> EngineConfig:
     return EngineConfig(str(models.directory.resolve()), served_model_name=name, llm=sizes, model_aliases=others)
 
 
-def params_of(request: Mapping[str, Any], context_length: int) -> SamplingParams:
+def params_of(request: Mapping[str, Any], context_length: int, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
     """Dynamo's options by our names; those that we don't have are left out, as are stop strings, which the frontend finds itself.
+    `defaults`: of the model.
 
     Raises ValueError for a wrong value.
 
@@ -125,7 +137,7 @@ def params_of(request: Mapping[str, Any], context_length: int) -> SamplingParams
     """
     sampling, stop, output = (request.get(name) or {} for name in ("sampling_options", "stop_conditions", "output_options"))
     options = {**output, **sampling, **stop, "stop": None}
-    given = {name: value for name, value in options.items() if name in NAMES and value is not None}
+    given = {**(defaults or {}), **{name: value for name, value in options.items() if name in NAMES and value is not None}}
     given.setdefault("max_tokens", max(1, context_length - len(request["token_ids"])))
     given["stop_token_ids"] = sorted({*(stop.get("stop_token_ids") or ()), *(stop.get("stop_token_ids_hidden") or ())})
     guided = sampling.get("guided_decoding") or {}

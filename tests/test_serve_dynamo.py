@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from jaxspec.commands.options import OPTIONS
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import EngineConfig
 from jaxspec.sampling_params import SamplingParams
@@ -85,7 +86,8 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def loaded(engine) -> Any:
-    return SimpleNamespace(models=SimpleNamespace(engine=engine, tokenizer=engine.tokenizer, name="fake", directory=Path("/fake")))
+    models = SimpleNamespace(engine=engine, tokenizer=engine.tokenizer, name="fake", directory=Path("/fake"))
+    return SimpleNamespace(models=models, sampling_defaults={"top_k": 7})
 
 
 @pytest.fixture
@@ -124,9 +126,26 @@ def test_dynamo_is_told_what_it_must_know_of_the_model(serve_dynamo, loaded, mon
 
 def test_what_has_no_meaning_is_refused(serve_dynamo, monkeypatch):
     monkeypatch.setenv("JAXSPEC_GROUP_KEY", 16 * "k")
-    for argv in (["--dp-size", "2"], ["--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "a:1"]):
-        with pytest.raises(SystemExit, match="a worker is one process"):
+    for argv, why in (
+        (["--dp-size", "2"], "--dp-size has no meaning here: a worker is one process"),
+        (["--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "a:1"], "a worker is one process"),
+        (["--port", "8000"], "--port has no meaning here: Dynamo's frontend does this"),
+        (["--api-key", "secret"], "--api-key has no meaning here: Dynamo's frontend does this, if anything does"),
+        (["--chat-template", "chatml"], "--chat-template has no meaning here"),
+        (["--no-tokenizer-info"], "--no-tokenizer-info has no meaning here"),
+    ):
+        with pytest.raises(SystemExit, match=why):
             asyncio.run(serve_dynamo.DynamoWorker.from_args(argv))
+    assert serve_dynamo.NOT_HERE.keys() <= OPTIONS.keys()
+
+
+def test_the_model_s_sampling_values_and_the_time_limit_hold(serve_dynamo, loaded, engine):
+    """A request's own values win."""
+    worker = serve_dynamo.DynamoWorker(loaded, parse_arguments(["--request-timeout", "9"]), ExitStack())
+    for sampling, top_k in (({}, 7), ({"top_k": 3}, 3)):
+        ask(worker, sampling_options=sampling, stop_conditions={"max_tokens": 1})
+        assert (engine.params[-1].top_k, engine.timeouts[-1]) == (top_k, 9.0)
+    asyncio.run(worker.cleanup())
 
 
 def test_tokens_come_as_they_are_made_and_the_last_ones_with_the_reason(worker, engine):

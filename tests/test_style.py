@@ -29,7 +29,7 @@ def test_files_are_short_enough_to_read(package):
 
 
 MOST_LINES = {"jaxspec": 34_600, "pallas_kernels": 3_800, "convert": 700, "benchmarks": 4_600, "tests": 42_950}
-"""As reached on 28 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
+"""As reached on 29 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
 
 
 def test_lines_stay_within_the_limits():

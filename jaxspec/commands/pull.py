@@ -52,8 +52,10 @@ def run(options: argparse.Namespace) -> int:
         kind, size = kind_of(path), size_of(path)
     print(f"{name}: {kind}, {readable(size)} in {path}")
     where = f" --download-dir {hub.download_dir}" if hub.download_dir else ""
-    revision = f" --revision {hub.revision}" if hub.revision else ""
-    what = f"MODEL --draft {name}" if kind.endswith(" head") and " target" not in kind else name
+    is_head = kind.endswith(" head") and " target" not in kind
+    flag = "--speculative-draft-model-revision" if is_head else "--revision"
+    revision = f" {flag} {hub.revision}" if hub.revision else ""
+    what = f"MODEL --draft {name}" if is_head else name
     print(f"serve it: jaxspec serve {what}{revision}{where}")
     return 0
 

@@ -25,6 +25,7 @@ from typing import NoReturn
 from jaxspec.commands.serve_options import ServerArguments
 from jaxspec.config import EngineConfig
 from jaxspec.server.kv_events import FLAG as KV_EVENTS
+from jaxspec.server.settings import ANY
 
 ROUTERS = ("sglang_router", "smg")
 """Packages whose module `launch_router` takes SETTINGS, the best known first."""
@@ -35,6 +36,13 @@ SETTINGS = (
 )
 """So that a dead server gets no requests after some 4 seconds instead of 3 minutes, and one that is back gets some soon. Whatever
 these say, requests whose answer has not begun are sent again, to another server."""
+NO_ORIGIN = "http://jaxspec.invalid"
+"""An origin that no web page has. sglang-router without origins allows all, and no server behind it sees where a request comes
+from."""
+LOST = (
+    "behind the router, some fields of requests are lost on the way: cache_salt, structured_outputs and speculative on "
+    '/v1/chat/completions, others too; /v1/messages and the chat page are missing (docs/fleet.md, "What a router drops")'
+)
 LOOPBACK = "127.0.0.1"
 INTERVAL = 0.2
 """Seconds between two looks at the processes."""
@@ -113,7 +121,13 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
     address = ("--host", arguments.host, "--port", str(arguments.port))
     metrics = ("--prometheus-host", LOOPBACK, "--prometheus-port", str(ports[0]))
     closed = ("--control-plane-api-keys", f"id:jaxspec:admin:{secrets.token_hex(32)}")  # or who reaches it could add servers
-    command = [sys.executable, "-m", f"{router}.launch_router", *address, *metrics, *SETTINGS, *closed, "--worker-urls", *urls]
+    allowed = arguments.settings.allowed_origins or (NO_ORIGIN,)
+    if ANY in allowed:  # sglang-router, whose default it is, ends at a *
+        allowed = () if router == ROUTERS[0] else (ANY,)
+    origins = ("--cors-allowed-origins", *allowed) if allowed else ()
+    options = (*address, *metrics, *SETTINGS, *closed, *origins)
+    command = [sys.executable, "-m", f"{router}.launch_router", *options, "--worker-urls", *urls]
+    logger.warning("%s", LOST)
     logger.info("%d servers at %s; %s will be at http://%s:%d", len(urls), ", ".join(urls), router, arguments.host, arguments.port)
     return run_group(replicas, command, arguments.settings.shutdown_timeout + 10)
 

@@ -95,7 +95,7 @@ def find_head(arguments: ServerArguments) -> Path | None:
     """Where the draft head or model is; None: there is none, or --speculative-algorithm NONE.
 
     Raises ValueError if it is not of the kind that --speculative-algorithm names (in other servers a wrong one silently costs all
-    speed-up), or if there is none but a flag needs one.
+    speed-up), or if there is none, or no tree of drafts, but a flag needs one.
     """
     head = None
     if arguments.draft != FROM_TEXT and (arguments.tree is None or arguments.tree.num_steps):
@@ -114,6 +114,9 @@ def find_head(arguments: ServerArguments) -> Path | None:
                 raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
     if head is None and arguments.head_flags:
         flag = arguments.head_flags[0]
+        if arguments.tree is not None and not arguments.tree.num_steps:
+            way = "give a tree of drafts (requests turn it off with speculative.enabled false)"
+            raise ValueError(f"{flag} can't be combined with --tree plain: {way}")
         raise ValueError(f"{flag} needs a draft head, and there is none: give --speculative-draft-model-path")
     return head
 

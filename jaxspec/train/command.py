@@ -5,6 +5,7 @@ import hashlib
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,9 @@ def run(options: argparse.Namespace) -> int:
 
     data = options.data or options.work / "data"
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings) if field.name in options})
+    if missing := [package for package in ("optax", "tensorboardX") if find_spec(package) is None]:
+        names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
+        raise ValueError(f"{PROG} needs {names}, which {verb} not installed: pip install 'jaxspec-llm[train]'")
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists already: give a new directory")
     hub = HubOptions(options.revision, options.download_dir)

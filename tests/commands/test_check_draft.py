@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from jaxspec.commands.check_draft import Report, judge, main, show
+from jaxspec.commands.workbench import Workbench
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.defaults import BUILT_IN_HEAD, UNASKED
 from tests.reference import FIXTURES, HEAD, TARGET, trace
 
 GOOD = Report(
@@ -44,6 +47,21 @@ def test_a_block_head_is_checked_as_others_are(tmp_path, capsys):
     assert report["head"] == "DFLASH" and report["tree"] == "5/4/16" and len(report["accepted_at_depth"]) == 5
     assert report["prompts_equal_to_plain"] == 2 and report["sharpness"] > 0
     assert report["verdict"]["passed"] and sum(report["histogram"].values()) == report["verifications"]
+
+
+def test_drafts_are_checked_where_a_cpu_would_choose_plain_decoding(monkeypatch, tmp_path):
+    monkeypatch.setitem(UNASKED, BUILT_IN_HEAD, UNASKED[None])
+    monkeypatch.setattr("jaxspec.commands.workbench.run", lambda *_: None)
+    asked = []
+
+    def engine(_bench: Workbench, tree: TreeShape, *_: object) -> None:
+        asked.append(tree)
+        if len(asked) == 2:
+            raise ValueError("that was all")
+
+    monkeypatch.setattr(Workbench, "engine", engine)
+    (tmp_path / "prompts.txt").write_text("one\n")
+    assert main(["--prompts", str(tmp_path / "prompts.txt")]) == 2 and asked == [PLAIN, TreeShape()]
 
 
 def test_the_exit_status_is_the_verdict(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """jaxspec check-lossless: equal engines pass, different ones are told apart, with the place and the gap."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from jaxspec.commands.check_lossless import (
 )
 from jaxspec.commands.workbench import run
 from jaxspec.config import PLAIN
+from jaxspec.defaults import BUILT_IN_HEAD, UNASKED
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_engine
 
@@ -90,3 +92,13 @@ def test_a_near_tie_is_called_one():
     assert verdict([comparison]) == "NOT EQUAL: 1 of 10 outputs differ from plain decoding: near ties, which rounding can decide"
     clear = Comparison("5/4/8", 1, "greedy", 2, 10, 2.0, [Difference(0, 1, [6], [9], gap=3.0)])
     assert "near tie" not in show([clear]) + verdict([clear]) and "and 7 more" in show([clear])
+    for unlike in (replace(comparison, equal=8), replace(comparison, equal=8, differences=[tie, replace(tie, gap=None)])):
+        assert "near ties" not in verdict([unlike]), "one is not listed, or has no gap"
+
+
+def test_a_tree_of_drafts_is_compared_where_a_cpu_would_choose_plain_decoding(monkeypatch, tmp_path):
+    monkeypatch.setitem(UNASKED, BUILT_IN_HEAD, UNASKED[None])
+    compared = []
+    monkeypatch.setattr("jaxspec.commands.check_lossless.compare_all", lambda _, __, trees, *___: compared.extend(trees) or [])
+    (tmp_path / "prompts.txt").write_text("one\n")
+    assert main(["--prompts", str(tmp_path / "prompts.txt")]) == 0 and compared == [TreeShape()]

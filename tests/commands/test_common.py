@@ -15,6 +15,10 @@ def test_prompts_come_from_lines_or_json_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n"four\\n"\n[5, 6]\n{"token_ids": [7]}\n')
     assert load_prompts(tmp_path / "a.jsonl", None).prompts == ["one", Turns(["two", "three"]), "four\n", [5, 6], [7]]
     assert load_prompts(tmp_path / "a.jsonl", 1).prompts == ["one"]
+    (tmp_path / "b.jsonl").write_bytes('"a\u2028b\u0085c"\r\n\r\n{"prompt": "two"}\r\n'.encode())
+    assert load_prompts(tmp_path / "b.jsonl", None).prompts == ["a\u2028b\u0085c", "two"]
+    (tmp_path / "b.txt").write_bytes(b"a\x0cb\r\ntwo\r\n")
+    assert load_prompts(tmp_path / "b.txt", None).prompts == ["a\x0cb", "two"]
 
 
 def test_conversations_have_kinds():

@@ -46,11 +46,15 @@ def test_what_is_pulled_is_listed_and_served_by_its_name(hub, tmp_path, capsys):
     for head in ("org/head", "org/block"):
         assert main(["pull", head, *where]) == 0
         assert f"jaxspec serve MODEL --draft {head} " in capsys.readouterr().out
+    of_head = "MODEL --draft org/head --speculative-draft-model-revision main "
+    for name, shown in (("org/head", of_head), ("org/target", "org/target --revision main ")):
+        assert main(["pull", name, *where, "--revision", "main"]) == 0
+        assert f"jaxspec serve {shown}" in capsys.readouterr().out
     assert main(["models", str(tmp_path), *where]) == 0
     rows = listed(capsys.readouterr().out)
     assert rows["org/target"][0] == "llama target" and rows["org/head"][0] == "EAGLE head" and rows["org/head"][2] == "Hub's cache"
     assert rows["org/block"][0] == "DSPARK head"
-    assert {"jaxspec-demo", "smollm2"} < rows.keys()
+    assert "smollm2" in rows and rows["jaxspec-demo"][2] == "built in: leave out the name"
 
 
 def test_what_can_not_be_loaded_is_refused_before_its_weights_come(hub, tmp_path, capsys):

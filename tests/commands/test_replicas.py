@@ -13,7 +13,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import ROUTERS, SETTINGS, answers, free_ports, own_gpus, own_options
+from jaxspec.commands.replicas import NO_ORIGIN, ROUTERS, SETTINGS, answers, free_ports, own_gpus, own_options
 from jaxspec.commands.serve_options import parse_arguments
 from tests.server.conftest import served
 
@@ -149,6 +149,8 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     assert command[-2:] == [server.url for server in servers] and all(word in command for word in SETTINGS)
     *who, key = command[command.index("--control-plane-api-keys") + 1].split(":")  # of the router's own endpoints
     assert who == ["id", "jaxspec", "admin"] and len(key) == 64 and caplog.text and key not in caplog.text
+    assert command[command.index("--cors-allowed-origins") :][1:3] == [NO_ORIGIN, "--worker-urls"]
+    assert caplog.text.count("cache_salt") == 1
     read = [parse_arguments(server.command[3:]) for server in servers]
     assert [server.url for server in servers] == [f"http://{each.host}:{each.port}" for each in read]
     assert [(each.model, each.dp_size, each.host) for each in read] == [("org/model", 1, "127.0.0.1")] * 2
@@ -157,6 +159,25 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     collide = ["--dp", "2", "--kv-events-config", events.replace("}", ', "replay_endpoint": "tcp://*:5558"}')]
     with pytest.raises(ValueError, match="port 5558 would be"):
         replicas.serve_replicas(parse_arguments(collide), collide)
+
+
+@pytest.mark.parametrize(
+    ("router", "given", "passed"),
+    [
+        ("smg", "http://a:3000,https://b", ["--cors-allowed-origins", "http://a:3000", "https://b"]),
+        ("smg", "*", ["--cors-allowed-origins", "*"]),
+        ("sglang_router", "*", []),  # its default; it ends at a *
+    ],
+)
+def test_the_router_allows_the_pages_that_the_servers_would(router, given, passed, monkeypatch):
+    found = []
+    monkeypatch.setattr(replicas, "find_spec", lambda name: name == router or None)
+    monkeypatch.setattr(replicas, "run_group", lambda *group: found.append(group) or 0)
+    argv = ["--dp", "2", "--allowed-origins", given]
+    assert replicas.serve_replicas(parse_arguments(argv), argv) == 0
+    command = found[0][1]
+    place = command.index("--control-plane-api-keys") + 2
+    assert command[place : command.index("--worker-urls")] == passed
 
 
 def test_gpus_are_dealt_out():
@@ -177,4 +198,5 @@ def test_one_server_needs_no_group():
 
 def test_the_page_on_fleets_shows_the_settings_that_the_group_uses():
     page = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
-    assert " ".join(SETTINGS) in " ".join(page.replace("\\\n", " ").split())
+    shown = " ".join(page.replace("\\\n", " ").split())
+    assert " ".join(SETTINGS) in shown and f"--cors-allowed-origins {NO_ORIGIN}" in shown

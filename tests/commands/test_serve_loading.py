@@ -194,14 +194,20 @@ def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_wei
         "--speculative-adaptive",
         "--speculative-accept-threshold-acc 0.5",
         "--speculative-request-trees 0",
-        "--speculative-request-trees 0 --speculative-num-steps 0",
-        "--speculative-draft-window-size 32 --speculative-num-steps 0",
         "--speculative-draft-window-size 32 --speculative-request-trees none",
     ],
 )
 def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places, command, no_weights):
     with pytest.raises(ValueError, match=f"^{command.split()[0]} needs a draft head"):
         load(arguments(places, "target", None, command))
+
+
+@pytest.mark.parametrize("flag", ["--speculative-request-trees 0", "--speculative-adaptive", "--speculative-draft-window-size 32"])
+@pytest.mark.parametrize("plain", ["--tree plain", "--speculative-num-steps 0"])
+def test_flags_for_drafts_are_refused_beside_plain_decoding_whether_or_not_there_is_a_head(places, flag, plain, no_weights):
+    for given in (arguments(places, "target", None, f"{flag} {plain}"), parse_arguments(f"{flag} {plain}".split())):
+        with pytest.raises(ValueError, match=f"^{flag.split()[0]} can't be combined with --tree plain: give a tree of drafts"):
+            load(given)
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,13 @@ def test_what_does_not_fit_is_said_with_ways_that_work(flags, capsys, way):
 
 
 def test_a_batch_or_a_context_that_would_fit_is_named(flags, capsys):
-    for asked, option in ((["--batch", "300"], "--batch"), (["--context", "2000000"], "--context")):
+    many = ["--context", "2000000"]
+    for asked, option in ((["--batch", "300"], "--batch"), (many, "--context"), ([*many, "--batch", "3"], "--context")):
         assert main([*flags, *asked]) == 1
         (value,) = re.findall(rf"{option} (\d+)", capsys.readouterr().out.splitlines()[0])
-        assert main([*flags, option, value]) == 0
+        assert main([*flags, *asked, option, value]) == 0
         capsys.readouterr()
-        assert main([*flags, option, f"{int(value) + 16}"]) == 1
+        assert main([*flags, *asked, option, f"{int(value) + 16}"]) == 1
         capsys.readouterr()
 
 

@@ -159,6 +159,16 @@ def test_a_port_belongs_to_one_server_while_its_model_loads():
         serve.listen("127.0.0.1", listener.getsockname()[1])
 
 
+def test_a_group_of_servers_finds_out_at_once_that_its_port_is_taken(monkeypatch, capsys):
+    for name in ("signal.signal", "jaxspec.serve.configure_logging"):
+        monkeypatch.setattr(name, lambda *_: None)
+    monkeypatch.setattr("jaxspec.serve.serve_replicas", lambda *_: pytest.fail("too late"))
+    with serve.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main(["--dp-size", "2", "--port", str(port)]) == 1
+    assert f"error: can't listen on 127.0.0.1:{port} (Address already in use): choose another" in capsys.readouterr().err
+
+
 def test_a_name_with_several_addresses_means_the_ipv4_one(monkeypatch):
     first, second = (
         (kind, socket.SOCK_STREAM, 0, "", (host, 0)) for kind, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))

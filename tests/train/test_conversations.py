@@ -247,6 +247,14 @@ def test_the_work_folder_lies_beside_the_head(monkeypatch, given, work):
     assert command.main([*given.split(), "--model-path", "m"]) == 0 and found == [work]
 
 
+def test_packages_that_are_missing_are_named_before_the_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "tensorboardX" else name)
+    monkeypatch.setattr("jaxspec.load.load_models", lambda *_, **__: pytest.fail("too late"))
+    assert command.main(["run", "--out", "no-such-head", "--model-path", "smollm2"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("needs tensorboardX, which is not installed: pip install 'jaxspec-llm[train]'\n")
+
+
 def test_a_run_that_has_begun_gets_no_more_data(tmp_path):
     idle = SimpleNamespace(engine=SimpleNamespace(context_length=64))
     (tmp_path / "settings.json").write_text('{"shards": 8}')
