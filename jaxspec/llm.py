@@ -16,6 +16,7 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import EngineClosed, EngineError, GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
+from jaxspec.grammar.matcher import Grammar
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode, is_token
@@ -202,13 +203,13 @@ class LLM:
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
-                if (constraint := copies[0].constraint) is not None:
-                    self._thread.compile(constraint).result()
+                constraint = copies[0].constraint
+                grammar = None if constraint is None else self._thread.compile(constraint).result()
             except CancelledError:
                 raise EngineClosed(CLOSED) from None
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
-            call += [Completion(ask(tuple(token_ids), copy), (number, index), label) for index, copy in enumerate(copies)]
+            call += [Completion(ask(tuple(token_ids), copy), (number, index), label, grammar) for index, copy in enumerate(copies)]
         return call
 
     def _outputs(
@@ -258,6 +259,8 @@ class Completion(NamedTuple):
     """Which prompt it completes, and which of that prompt's completions it is."""
     label: str
     """How errors name its prompt, such as "prompt 3: "."""
+    grammar: Grammar | None
+    """Held until the engine has the request."""
 
 
 def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:

@@ -94,8 +94,6 @@ class DynamoWorker(LLMEngine):
             except ValueError as error:
                 raise InvalidArgument(str(error)) from None
             with started as generation:
-                if name not in self._running:  # aborted, perhaps while its grammar compiled and the engine did not have it
-                    self._thread.end(names)
                 async for update in generation:
                     yield chunk(update, names.index(update.request_id))
         finally:

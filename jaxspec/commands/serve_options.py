@@ -51,6 +51,7 @@ _SAYING_THE_SAME = (
     (("tree",), TREE),
     (TREE, ("tree",)),
     (("speculative_config",), ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)),
+    (("speculative_draft_model_path",), ("speculative_config", "speculative_algorithm")),
 )
 """Options of the command line, and what does not count in a config file beside them."""
 _CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
@@ -241,9 +242,12 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
         for names, others in _SAYING_THE_SAME:
             if any(vars(told)[name] is not None for name in names):
                 vars(options).update({other: vars(told)[other] for other in others})
-        if (algorithm := algorithm_of(told.speculative_algorithm)) is not None:
-            lost = ["speculative_config", *{"NONE": [*_OF_DRAFTS, *_NEEDING], NGRAM: HEAD}.get(algorithm, ())]
-            vars(options).update({other: vars(told)[other] for other in lost})
+        algorithm, of_heads = algorithm_of(told.speculative_algorithm), [*HEAD]
+        of_heads += [name for name, needed in _NEEDING.items() if needed == "head"]
+        lost = [] if algorithm is None else ["speculative_config", *(of_heads if algorithm == NGRAM else ())]
+        if algorithm == "NONE" or (told.tree is not None and not told.tree.num_steps):
+            lost = ["speculative_config", *_OF_DRAFTS, *_NEEDING]
+        vars(options).update({other: vars(told)[other] for other in lost})
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options

@@ -135,8 +135,8 @@ def memory_limit(device: jax.Device) -> int | None:
 
 
 def addressable_pages(one_page: State) -> float:
-    """So many pages of this state's 8-bit caches the GPU kernels can address: Pallas computes offsets in 32 bits unless an array
-    has more than 2**32 bytes, and they count entries, so those of one byte would overflow from 2**31 on."""
+    """The number of pages that the GPU kernels can address in this state's 8-bit caches. Pallas computes offsets in 32 bits unless
+    an array has more than 2**32 bytes, and they count entries, so those of one byte would overflow from 2**31 on."""
     caches = [each for each in jax.tree.leaves(one_page) if each.dtype == np.uint8]
     return min((2**31 // math.prod(each.sharding.shard_shape(each.shape)) for each in caches), default=math.inf)
 

@@ -143,7 +143,7 @@ class EngineThread:
 
     @contextlib.contextmanager
     def starting(self, names: Sequence[str]) -> Iterator[None]:
-        """At the end of this context requests with these ids were submitted, or it raises; until then they may be ended."""
+        """Within this context requests with these ids are about to be submitted, and may be ended already."""
         with self._lock:
             self._starting |= dict.fromkeys(names, False)
         try:

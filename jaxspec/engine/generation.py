@@ -32,7 +32,7 @@ class Generation:
             for constraint in filter(None, dict.fromkeys(each.params.constraint for each in requests)):
                 compiled = asyncio.wrap_future(engine.compile(constraint))
                 compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this one is cancelled
-                await asyncio.wait([compiled])  # others may wait for it, too: who is cancelled must not cancel it
+                await asyncio.wait([compiled])  # others may wait, too: a caller that is cancelled must not cancel it
                 if compiled.cancelled():
                     engine.check_open()
                 grammars.append(compiled.result())  # held until the engine has the requests

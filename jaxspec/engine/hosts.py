@@ -325,7 +325,7 @@ class Follower:
         return link
 
     def _transmit(self) -> None:
-        with contextlib.suppress(OSError):  # rank 0 is gone: the receiving thread says so
+        with contextlib.suppress(OSError):  # rank 0 is gone: the thread that reads says so
             while True:
                 self._link.send_bytes(self._to_send.get())
 

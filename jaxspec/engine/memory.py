@@ -44,7 +44,7 @@ class CacheSize:
     sequences: int
     """Requests that run together."""
     most_pages: float = math.inf
-    """So many the kernels can address."""
+    """The number that the kernels can address."""
 
     def pages(self, room: int, reason: str) -> int:
         """Enough pages for every sequence at full length, or as many as fit into `room` bytes.

@@ -38,7 +38,7 @@ type Constraint = tuple[str, str]
 
 
 class GrammarsBusy(RuntimeError):
-    """Too many grammars wait to be compiled; try again later."""
+    """Too many grammars wait to be compiled, or those of requests take too much memory: try again later."""
 
 
 class Grammars:
@@ -72,7 +72,7 @@ class Grammars:
         return Vocabulary(self._source)
 
     @property
-    def held_bytes(self) -> int:
+    def kept_bytes(self) -> int:
         """Of the grammars that are kept."""
         return sum(each.bytes for each in list(self._kept.values()))
 
@@ -82,7 +82,7 @@ class Grammars:
         cancel it. While someone holds the result, `matcher` need not compile it.
 
         Raises:
-            GrammarsBusy: too many wait already.
+            GrammarsBusy: too many wait already, or MOST_HELD bytes are taken.
             RuntimeError: after `close`.
         """
         with self._lock:
@@ -138,7 +138,7 @@ class Grammars:
             raise ValueError(f"can't be compiled: {error}") from None
         with self._lock:
             self._kept[constraint] = self._held[constraint] = made
-            while len(self._kept) > 1 and self.held_bytes > self._most_bytes:
+            while len(self._kept) > 1 and self.kept_bytes > self._most_bytes:
                 self._kept.popitem(last=False)
         return made
 

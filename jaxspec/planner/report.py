@@ -42,8 +42,8 @@ def advice(plan: Plan) -> str:
         ways.append("a lower --mem-fraction-static, a smaller batch or a smaller tree")
     if 0 < memory.requests(plan.context) < plan.batch:
         ways.append(f"--batch {memory.requests(plan.context)}")
-    elif 0 < (each := memory.tokens // plan.batch // memory.page_size * memory.page_size) < plan.context:
-        ways.append(f"--context {each}")
+    elif 0 < (context := memory.tokens // plan.batch // memory.page_size * memory.page_size) < plan.context:
+        ways.append(f"--context {context}")
     if plan.fewer_bits:
         ways.append(f"--quantization {plan.fewer_bits}")
     if plan.smallest is not None and plan.smallest > plan.models.tp:

@@ -51,9 +51,9 @@ def completion_logprobs(
 
 def prompt_offsets(model: ServedModel, token_ids: Sequence[int], echo: str, *, skip_special_tokens: bool = True) -> list[int]:
     """Where in `echo`, the prompt as the client wrote it or as it was decoded, the text of each token begins. The client's may hold
-    special tokens; those that the tokenizer has put before it have no text there."""
+    special tokens, whether they are skipped or not; those that the tokenizer has put before it have no text there."""
     assert model.tokenizer is not None
-    begin = str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)).find(echo)
+    begin = str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)).rfind(echo)
     detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and begin < 0, with_offsets=True)
     detokenizer.add(token_ids)
     return [min(max(offset - max(begin, 0), 0), len(echo)) for offset in detokenizer.offsets]

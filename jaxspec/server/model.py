@@ -144,7 +144,7 @@ class ServedModel:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
     def has_special(self, *tags: str) -> bool:
-        """Whether any of these is a special token, which usually is left out of the text. Few of a tokenizer's have names."""
+        """Whether any of these is a special token, which usually is left out of the text. `all_special_tokens` has few of them."""
         if self.tokenizer is None or not tags:
             return False
         added = self.tokenizer.added_tokens_decoder.values()

@@ -170,8 +170,8 @@ class AnswerReader:
         comes too. Control characters, which models write into strings, are escaped there, as JSON has none."""
         depth, in_string, escaped, pieces = 0, False, False, list[str]()
         while True:
-            start, piece = self.at, list[str]()
-            for character in self.text[start:]:
+            piece = list[str]()
+            for character in self.text[self.at :]:
                 self.at += 1
                 is_raw = in_string and character < " "
                 piece.append(json.dumps(character)[1 + escaped : -1] if is_raw else character)

@@ -1,7 +1,6 @@
 """Tokens to text, as they are generated: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -52,7 +51,7 @@ class Detokenizer:
         self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
-        self._begun = [0] * len(self._stop)  # how many characters of each stop string the text ends with
+        self._stops = [StopString(string) for string in self._stop]
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
         """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
@@ -156,54 +155,51 @@ class Detokenizer:
         before, new = len(self._held), new[: len(new) - unsure]
         self._held += new
         found = []
-        for index, string in enumerate(self._stop):
-            self._begun[index], end = followed(string, self._begun[index], new, ends=self._counts)
-            if end is not None:
-                found.append((before + end - len(string), string))
+        for each in self._stops:
+            if (end := each.read(new, ends=self._counts)) is not None:
+                found.append((before + end - len(each.string), each.string))
         if found:
             position, self.matched = min(found)
             end = position + (len(self.matched) if self._include_stop else 0)
             self.text, self._held = self.text + self._held[:end], ""
             return
-        shown = len(self._held) - max(self._begun, default=0)
+        shown = len(self._held) - max([each.begun for each in self._stops], default=0)
         self.text, self._held = self.text + self._held[:shown], self._held[shown:]
 
 
-def followed(stop: str, begun: int, text: str, *, ends: bool) -> tuple[int, int | None]:
-    """How many characters of a stop string a text ends with (all of them only if that `ends` the text), and where in `text` it is
-    complete, if it is. `begun`: as many before `text`. Takes the text's length, however long the string is (Knuth, Morris, Pratt).
+class StopString:
+    """A stop string, and how much of it a text ends with. Reading takes the text's length, however long the string is (Knuth,
+    Morris, Pratt)."""
 
-    In:  "aab", 2, "ab", ends=True
-    Out: 3, 2
-    """
-    if not begun and stop[0] not in text:
-        return 0, None
-    shorter = _shorter(stop)
-    for index, character in enumerate(text):
-        while begun and stop[begun] != character:
-            begun = shorter[begun - 1]
-        begun += stop[begun] == character
-        if begun == len(stop):
-            if ends:
-                return begun, index + 1
-            begun = shorter[-1]
-    return begun, None
+    def __init__(self, string: str):
+        self.string = string
+        self.begun = 0
+        """So many of its characters are the end of the text."""
+        self._shorter = [0]
+        """For its beginnings, as far as the text has had them: the longest shorter one that each ends with."""
 
+    def read(self, text: str, *, ends: bool) -> int | None:
+        """Reads on. Returns where in `text` the string is complete, if that `ends` the text, which is then read no further.
 
-@lru_cache(256)
-def _shorter(stop: str) -> list[int]:
-    """For each beginning of the string, the longest shorter one that it ends with.
+        In:  "ab", after "aa", of the string "aab"
+        Out: 2
+        """
+        if not self.begun and self.string[0] not in text:
+            return None
+        for index, character in enumerate(text):
+            self.begun = self._after(self.begun, character)
+            if self.begun == len(self._shorter) + 1:
+                self._shorter.append(self._after(self._shorter[-1], character))
+            if self.begun == len(self.string):
+                if ends:
+                    return index + 1
+                self.begun = self._shorter[-1]
+        return None
 
-    In:  "aab"
-    Out: [0, 1, 0]
-    """
-    found, size = [0], 0
-    for character in stop[1:]:
-        while size and stop[size] != character:
-            size = found[size - 1]
-        size += stop[size] == character
-        found.append(size)
-    return found
+    def _after(self, begun: int, character: str) -> int:
+        while begun and self.string[begun] != character:
+            begun = self._shorter[begun - 1]
+        return begun + (self.string[begun] == character)
 
 
 def overlap(text: str, stop: str) -> int:

@@ -97,7 +97,7 @@ def json_call(begin: str, end: str, key: str, name: str, schema: Schema | None) 
 def python_call(name: str, schema: Schema | None) -> Structure:
     """f(a=1). Values are written as in JSON, required arguments first."""
     if schema is None:
-        any_argument = sequence({"type": "regex", "pattern": r"[^\W\d]\w*="}, of_schema({}))
+        any_argument = sequence({"type": "regex", "pattern": r"[^=,()\[\]{}\"'\n]+="}, of_schema({}))
         return tag(f"{name}(", {"type": "tags_with_separator", "tags": [any_argument], "separator": ", "}, ")")
     written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema)]
     required = [each for each, needed in written if needed]
@@ -116,7 +116,7 @@ def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
     schemas only enum and const are followed. `line_break`: around values."""
     opening, closing = f"{TAG}\n<function={name}>\n", f"</function>\n{END_TAG}"
     if schema is None:
-        any_argument = sequence({"type": "regex", "pattern": r"<parameter=[^<>\s]+>"}, tag("", ANY_TEXT, "</parameter>\n"))
+        any_argument = sequence({"type": "regex", "pattern": r"<parameter=[^<>\n]+>"}, tag("", ANY_TEXT, "</parameter>\n"))
         return tag(opening, {"type": "tags_with_separator", "tags": [any_argument], "separator": ""}, closing)
     arguments = []
     for argument, part, needed in arguments_of(schema):

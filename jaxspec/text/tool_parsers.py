@@ -217,21 +217,21 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
 
 
 def _read_python_arguments(reader: AnswerReader, calls: Calls, unused: list[str]) -> Reading[None]:
-    """`unused`: names for values without one, in order. The arguments end before a value that gets none."""
-    opening = "{"
+    """`unused`: names for values without one, in order. The arguments end before a value that gets none, or a name used before."""
+    opening, taken = "{", set[str]()
     yield from reader.spaces()
     while not (yield from reader.take(")")):
         start, name = reader.at, (yield from reader.argument())
-        if not (has_name := (yield from reader.take("="))):
+        has_name = not name.startswith(("[", "{")) and (yield from reader.take("=")) and (yield from reader.peek()) != "="
+        if not has_name:
             reader.at = start
         source = yield from reader.python_value()
-        if not has_name:
-            if not source or source.startswith("*") or not unused:
-                reader.at = start
-                break
-            name = unused[0]
-        if name in unused:
-            unused.remove(name)
+        left = [each for each in unused if each not in taken]
+        if (not has_name and (not source or source.startswith("*") or not left)) or (has_name and name in taken):
+            reader.at = start
+            break
+        name = name if has_name else left[0]
+        taken.add(name)
         yield calls.arguments(f"{opening}{json.dumps(name)}: {python_to_json(source)}")
         opening = ", "
         yield from reader.take(",")

@@ -445,6 +445,10 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
         ("tree: 5/1/6\ndraft: x", '--speculative-config {"method":"eagle3","model":"x","num_speculative_tokens":3}'),
         ("speculative-config: {method: eagle3, model: y}", "--speculative-algorithm EAGLE --draft x --tree 3/1/4"),
         ("tree: 5/1/6\ndraft: x", "--speculative-algorithm ngram --tree 3/1/4"),
+        ("draft: x\nspeculative-draft-window-size: 32", "--speculative-algorithm NGRAM --tree 3/1/4"),
+        ("speculative-config: {method: eagle3, model: y}", "--draft x --tree 3/1/4"),
+        ("speculative-algorithm: NONE", "--draft x --tree 3/1/4"),
+        ("speculative-algorithm: NGRAM", "--draft x --tree 3/1/4"),
     ],
 )
 def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str, command: str):
@@ -454,8 +458,9 @@ def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str,
 def test_a_command_line_without_speculation_wins_over_a_files_head(tmp_path: Path):
     content = "speculative-adaptive-trees: 3/1/4\nspeculative-ngram: true\n"
     for head in ("tree: 5/1/6\ndraft: x", "speculative-config: {method: eagle3, model: y}"):
-        arguments = from_file(tmp_path, content + head, "--speculative-algorithm", "NONE")
-        assert (arguments.tree, arguments.draft, arguments.engine.get("ngram")) == (TreeShape(num_steps=0), None, None)
+        for plain in ("--speculative-algorithm=NONE", "--tree=plain"):
+            arguments = from_file(tmp_path, content + head, plain)
+            assert (arguments.tree, arguments.draft, arguments.engine.get("ngram")) == (TreeShape(num_steps=0), None, None)
 
 
 def test_mappings_hold_what_yaml_says(tmp_path: Path):

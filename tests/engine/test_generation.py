@@ -118,7 +118,7 @@ async def test_a_grammar_compiles_once_for_all_and_who_leaves_gives_up_a_place(e
     gate.set()
     for kept in waiting[1:4]:
         (await kept).abort()
-    await until(lambda: fake.grammars.held_bytes and not fake.grammars._coming)
+    await until(lambda: fake.grammars.kept_bytes and not fake.grammars._coming)
     (await ask(4)).abort()
     assert [task.cancelled() for task in waiting] == [True, False, False, False, True, True]
     fake.grammars._thread.submit(time.sleep, 0.2)

@@ -230,7 +230,7 @@ def test_kept_grammars_are_bounded(grammars):
     few = Grammars(TinyTokenizer(), VOCABULARY, (END,), most_bytes=1_200_000)
     for number in range(20):
         few.matcher(("regex", f"a{{{number + 1}}}"), Bans((END,)))
-    assert 800_000 < few.held_bytes <= 1_200_000
+    assert 800_000 < few.kept_bytes <= 1_200_000
     few.close()
 
 

@@ -63,6 +63,7 @@ def test_offsets_in_an_echo_with_special_tokens():
     of = ServedModel("fake", CONTEXT, TreeShape(3, 2, 5), tokenizer)
     assert prompt_offsets(of, [begin, start, *b"hi"], prompt) == [0, 0, 12, 13]
     assert prompt_offsets(of, [begin, start, *b"hi"], "hi") == [0, 0, 0, 1]
+    assert prompt_offsets(of, [start, *b"im"], "im") == [0, 0, 1], "which is in the first token, too"
     assert prompt_offsets(of, [*b"h", start, *b"i"], "hi") == [0, 1, 1], "as token ids are decoded"
 
 

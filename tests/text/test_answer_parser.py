@@ -98,6 +98,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("pythonic", '[g("Paris")]', '"Paris")]', [("g", "{}")]),
     ("pythonic", "[f(s=3, ,)]", ",)]", [("f", '{"s": 3}')]),
     ("pythonic", '[f("x"]', "", [("f", '{"s": "x"}')]),
+    ("pythonic", "[f(x==3), f([k=1, 2], 3)]", "", [("f", '{"s": "x==3"}'), ("f", '{"s": "[k=1, 2]", "n": 3}')]),
+    ("pythonic", '[f("x", s="y")]', 's="y")]', [("f", '{"s": "x"}')]),
     ("pythonic", "[f('was cut", "", [("f", "")]),
     ("pythonic", "[f(3, n=was cut", "", [("f", '{"s": 3')]),
     ("pythonic", "[1, 2]", "=", []),
