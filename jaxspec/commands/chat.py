@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         refuse_model_options(options)
         wishes.tree = tree
         source = ServerSource(options.url, options.api_key or os.environ.get(KEY))
-        screen.note(f"{source.model} at {options.url}; /help lists the commands")
+        screen.note(f"{source.about()['model']} at {options.url}; /help lists the commands")
         ChatLoop(source, screen, wishes, options.system).run()
         return 0
     options.model_path = chosen_model(options)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
-from jaxspec.commands.chat_screen import THINKING
+from jaxspec.commands.chat_screen import CONTROL, THINKING
 from jaxspec.commands.common import json_of
 from jaxspec.commands.options import OPTIONS
 from jaxspec.config import PLAIN, TreeShape
@@ -40,7 +40,7 @@ class ServerSource:
         self.model = str(listed[0]["id"])
 
     def about(self) -> dict[str, str]:
-        return {"model": self.model, "server": self._url}
+        return {"model": self.model.translate(CONTROL), "server": self._url}
 
     def prepare(self, tree: TreeShape | None) -> None:
         """The server refuses a tree that it lacks when it gets it, and names those that it has."""
@@ -133,4 +133,4 @@ def error_of(body: dict[str, Any]) -> str:
     """What OpenAI's error says, in one line."""
     error = body.get("error", body)
     message = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(message).split())[:MAX_ERROR] or "no reason given"
+    return " ".join(str(message).split()).translate(CONTROL)[:MAX_ERROR] or "no reason given"

@@ -78,7 +78,8 @@ class Programs:
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
         self._merge, self._params, self._thresholds, self._placement = merge, params, thresholds, placement
-        self._group = group
+        self._group, self._precision = group, jax.config.jax_default_matmul_precision
+        """The precision: a context of the caller's, which threads that compile don't have."""
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -278,7 +279,7 @@ class Programs:
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
         timed = self.may_time
-        with self._group.compiling(program, timed=timed):
+        with self._group.compiling(program, timed=timed), jax.default_matmul_precision(self._precision):
             return self.lower(program).compile(compiler_options=self._placement.compiler_options(timed=timed))
 
     def identity(self, program: Program) -> Hashable:

@@ -143,6 +143,7 @@ class Trainer:
         if largest >= vocab_size:
             raise ValueError(f"{data} has the token {largest}, the target {vocab_size}: the conversations are another model's")
         self.head = first_head(settings, target, directory, self.parts)
+        head_checkpoint(self.head.config, OWN_DIALECTS[self.head.config.algorithm])  # raises ValueError if it can't be written
         begin = settings.begin and fingerprint(self.head)
         marks = {"data": digest(data), "shards": len(shard_files(data)), "target": fingerprint(target), "begin": begin}
         described = json.loads(json.dumps(asdict(settings) | marks))

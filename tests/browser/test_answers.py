@@ -116,7 +116,12 @@ def test_hostile_text_stays_text(visit, mock_url):
     assert page.evaluate("window.hacked") is None
 
 
-@pytest.mark.parametrize("text", ["> " * 3000 + "deep", "> " * 100 + "deep", "- " * 3000 + "deep", "*a " * 500, "[" * 3000])
+DEEP_CELL = "| h |\n|---|\n| " + "~~a *b " * 1400 + " |"
+
+
+@pytest.mark.parametrize(
+    "text", ["> " * 3000 + "deep", "> " * 100 + "deep", "- " * 3000 + "deep", "*a " * 500, "[" * 3000, DEEP_CELL]
+)
 def test_markdown_nested_beyond_all_sense_is_shown_as_text(visit, mock_url, text):
     page = visit(mock_url)
     page.ask("Hello")

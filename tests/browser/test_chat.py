@@ -149,6 +149,44 @@ def test_an_edited_question_replaces_what_followed(visit, mock_url):
     page.page.click(".turn:first-child [data-action=edit]")
     page.page.click("text=Cancel")
     assert page.page.locator(".edit").count() == 0 and len(page.bodies) == 3
+    page.page.hover(".turn:first-child")
+    page.page.click(".turn:first-child [data-action=edit]")
+    page.page.focus("text=Cancel")
+    page.page.keyboard.press("Enter")
+    assert page.page.locator(".edit").count() == 0 and len(page.bodies) == 3, "Enter presses the button"
+
+
+def test_two_tabs_of_one_conversation_have_the_same_turns(visit, mock_url):
+    page = visit(mock_url)
+    page.ask("First")
+    page.page.click("#new")
+    with page.page.context.expect_page() as opened:
+        page.evaluate("window.open(location.pathname)")
+    other = opened.value
+    other.wait_for_selector("#conversations [data-action=open]")
+    other.click("#conversations [data-action=open]")
+    other.fill("#message", "Second")
+    other.press("#message", "Enter")
+    other.wait_for_selector(".turn:nth-child(4) .actions [data-action=again]")
+    page.page.click("#conversations [data-action=open]")
+    assert page.page.locator(".turn").count() == 4
+    page.ask("Third")
+    assert [each["content"] for each in page.bodies[-1]["messages"] if each["role"] == "user"] == ["First", "Second", "Third"]
+    other.wait_for_selector(".turn:nth-child(6)")
+
+
+def test_an_answer_that_a_crash_cut_off_can_be_had_again(visit, mock_url):
+    page = visit(mock_url)
+    page.ask("Hello")
+    script = """() => { const { conversation } = state, key = `jaxspec-chat-${conversation.id}`;
+        const { end, ...cut } = conversation.messages[1];
+        localStorage.setItem(key, JSON.stringify({ ...conversation, messages: [conversation.messages[0], cut] })) }"""
+    page.evaluate(script)
+    page.reload()
+    assert page.text(".turn:last-child .note") == "Stopped."
+    page.page.click("text=Regenerate")
+    page.until_idle()
+    assert len(page.bodies) == 2
 
 
 def test_conversations_are_listed_opened_and_deleted(visit, mock_url):
@@ -256,6 +294,15 @@ def test_a_browser_that_keeps_nothing_loses_no_answer(visit, mock_url, kept):
         page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full') } }")
     page.ask("Hello")
     assert page.answer() and page.page.is_hidden("#not-kept") == kept
+
+
+def test_a_browser_that_lets_pages_keep_nothing_shows_the_page(visit, mock_url):
+    page = visit(mock_url)
+    refuse = "Object.defineProperty(window, '{}', {{ get() {{ throw new DOMException('no', 'SecurityError') }} }});"
+    page.page.add_init_script(refuse.format("sessionStorage") + refuse.format("localStorage"))
+    page.reload()
+    page.ask("Hello")
+    assert page.answer() and page.page.is_visible("#not-kept")
 
 
 def test_a_model_without_a_chat_template_completes_text(visit):

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxspec.commands import chat_server
 from jaxspec.commands.chat_loop import Wishes
 from jaxspec.commands.chat_screen import THINKING
-from jaxspec.commands.chat_server import ServerSource, piece_of
+from jaxspec.commands.chat_server import ServerSource, error_of, piece_of
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
@@ -56,6 +57,13 @@ def test_settings_reach_the_server_and_its_refusal_the_user(url, engine):
     assert engine.params[-1].temperature == 0.25 and engine.params[-1].max_tokens == 3
     with pytest.raises(ValueError, match="status 400: speculative: the tree 9/1/10 is not compiled; this server has"):
         list(source.answer(QUESTION, Wishes(TreeShape(9, 1), max_tokens=3)))
+
+
+def test_a_server_can_not_command_the_terminal(url, monkeypatch):
+    monkeypatch.setattr(chat_server, "json_of", lambda _: {"data": [{"id": "m\x1b]52;c;eA==\x07"}]})
+    source = ServerSource(url)
+    assert source.about()["model"] == "m\ufffd]52;c;eA==\ufffd" and source.model.startswith("m\x1b")
+    assert error_of({"error": {"message": "a\x1b[2J\x9b b\n c"}}) == "a\ufffd[2J\ufffd b c"
 
 
 def test_a_server_that_wants_a_key():

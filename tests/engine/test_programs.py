@@ -76,6 +76,17 @@ def test_what_is_compiled_already_is_not_compiled_again():
     assert programs[ADMIT] is compiled and len(programs.compilations) == 2
 
 
+def test_threads_that_compile_have_the_callers_precision(monkeypatch):
+    seen = list[str | None]()
+    lower = Programs.lower
+    monkeypatch.setattr(Programs, "lower", lambda *these: seen.append(jax.config.jax_default_matmul_precision) or lower(*these))
+    with jax.default_matmul_precision("highest"):
+        programs = TwoPrograms(5.0)
+        programs.compile_all([ADMIT, CHUNK])
+    TwoPrograms(6.0).compile_all([ADMIT])
+    assert seen == ["highest", "highest", None]
+
+
 def test_a_sealed_set_compiles_nothing():
     programs = TwoPrograms(9.0)
     programs.compile_all([ADMIT])

@@ -16,7 +16,7 @@ from jaxspec.planner import compile as compile_module
 from jaxspec.planner.command import main
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch
 from jaxspec.planner.gpus import GPUS
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
+from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B, config_file
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,20 @@ def test_a_batch_or_a_context_that_would_fit_is_named(flags, capsys):
         capsys.readouterr()
         assert main([*flags, *asked, option, f"{int(value) + 16}"]) == 1
         capsys.readouterr()
+
+
+def test_what_is_missing_counts_whole_pages(flags, capsys):
+    assert main([*flags, "--gpu", "l4", "--jax-memory-share", "0.95", "--context", "1", "--batch", "300000"]) == 1
+    (missing,) = re.findall(r"l?4: (-?[\d.]+) GB are missing", capsys.readouterr().out, re.I)
+    assert float(missing) > 16 * 300_000 * 32 * 2 * 8 * 128 * 2 / 1e9 - 24
+
+
+def test_a_tree_that_is_deeper_than_a_block_is_refused(tmp_path, capsys):
+    files = config_file(tmp_path / "target.json", QWEN3_8B), config_file(tmp_path / "head.json", DFLASH_QWEN3_8B)
+    asked = ["--no-compile", "--model-path", str(files[0]), "--draft", str(files[1]), "--tree"]
+    assert main([*asked, "15/1/16"]) == 0
+    assert main([*asked, "16/1/17"]) == 2
+    assert "the head drafts at most 15 tokens" in capsys.readouterr().err
 
 
 def test_a_context_below_the_models_is_told(flags, capsys):

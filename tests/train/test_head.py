@@ -17,6 +17,7 @@ import pytest
 from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import TreeShape
 from jaxspec.models.eagle import EagleConfig
+from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.testing import random_block, random_mtp, tiny_target, write_target
 from jaxspec.train import command
 from jaxspec.train.conversations import Conversation, fingerprint, read_shards
@@ -416,10 +417,15 @@ def test_block_heads_that_can_not_be_trained_further(tmp_path, target, data, mon
 def test_heads_that_could_not_be_learnt_or_written_are_not_begun_with(tmp_path, target, data, monkeypatch):
     mapped = EagleConfig(layer=target.config, target_hidden_size=target.config.hidden_size, draft_vocab_size=8)
     quantised = replace(mapped, draft_vocab_size=None, layer=replace(target.config, storages=((("layer",), "fp8"),)))
-    for config, said in ((mapped, "has a token map, which its format has no place for"), (quantised, "is quantised")):
+    first = Eagle3Config(layer=target.config, target_hidden_size=target.config.hidden_size, captured_layers=(0, 1, 2))
+    for config, said in (
+        (mapped, "HEAD has a token map, which its format has no place for"),
+        (quantised, "HEAD is quantised"),
+        (first, "layer 0"),
+    ):
         monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_, config=config: SimpleNamespace(config=config))
-        with pytest.raises(ValueError, match=f"HEAD {said}"):
-            trainer(TrainSettings("eagle", begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
+        with pytest.raises(ValueError, match=said):
+            trainer(TrainSettings(config.algorithm.lower(), begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
 
 
 @pytest.mark.exhaustive

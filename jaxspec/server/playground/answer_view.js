@@ -81,7 +81,8 @@ export class AnswerView {
   step(event) {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const all = [...this.box.querySelectorAll(".token")];
-    if (!step || !all.length || event.target.closest("a, button")) return;
+    if (!step || !all.length || !(event.target === this.box || event.target.matches(".token"))) return;
+    if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     const at = all.indexOf(document.activeElement);
     all[at < 0 ? 0 : Math.min(Math.max(at + step, 0), all.length - 1)].focus();

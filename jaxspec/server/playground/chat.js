@@ -19,6 +19,7 @@ export function openConversation(conversation = newConversation(state.kind)) {
   state.opened.set(conversation.id, conversation);
   state.race = [];
   byId("race-result").hidden = true;
+  for (const message of conversation.messages) if (message.role === "assistant") message.end ??= "stopped"; // by a reload
   state.turns = conversation.messages.map(turnOf);
   byId("transcript").replaceChildren(...state.turns.map((turn) => turn.element));
   settleTurns();
@@ -130,12 +131,15 @@ async function answer(turn) {
   }
   clearTimeout(timer);
   run.endedAt = performance.now();
-  if (run.cycles.length || run.state === "finished") {
-    draw();
-    message.colours = coloursOf(answerOf(run));
-    message.figures = figuresOf(run);
+  try {
+    if (run.cycles.length || run.state === "finished") {
+      draw();
+      message.colours = coloursOf(answerOf(run));
+      message.figures = figuresOf(run);
+    }
+  } finally {
+    end(conversation, turn);
   }
-  end(conversation, turn);
 }
 
 function begin(turn) {

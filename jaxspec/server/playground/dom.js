@@ -37,7 +37,7 @@ export function inSeconds(seconds) {
 
 /** Copies a text and says so on the button. Browsers have a clipboard for pages only over HTTPS and on this machine. */
 export async function copyFrom(button, text) {
-  const before = button.textContent;
+  const before = (button.dataset.label ??= button.textContent);
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else copyBySelection(text);

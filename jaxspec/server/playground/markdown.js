@@ -26,7 +26,7 @@ function asParagraph(raw) {
 }
 
 function isDeeper(token, depth) {
-  const parts = token.items ?? token.tokens ?? [];
+  const parts = token.type === "table" ? [token.header, ...token.rows].flat() : (token.items ?? token.tokens ?? []);
   return parts.length > 0 && (depth === 0 || parts.some((part) => isDeeper(part, depth - 1)));
 }
 

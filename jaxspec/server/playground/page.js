@@ -8,7 +8,7 @@ import { readJson } from "./server.js";
 import { chosen, MAX_TOKENS, offerTrees, rememberSettings } from "./settings.js";
 import { drawSidebar, exportConversation } from "./sidebar.js";
 import { state } from "./state.js";
-import { conversations, keep } from "./store.js";
+import { conversations, isKeptAs, keep, keepKey, keptKey } from "./store.js";
 import { offerExamples, welcome } from "./welcome.js";
 import { tellPrograms } from "./waiting.js";
 /* Puts the parts together: what fields, keys and buttons do, and what happens first. */
@@ -67,10 +67,12 @@ function open(conversation) {
   focusBox();
 }
 
-/** The key is kept for this tab only. */
+let takenKey = keptKey();
+
 function takeKey() {
-  if (byId("key").value === sessionStorage.getItem("jaxspec-key")) return;
-  sessionStorage.setItem("jaxspec-key", byId("key").value);
+  if (byId("key").value === takenKey) return;
+  takenKey = byId("key").value;
+  keepKey(takenKey);
   meet();
 }
 
@@ -140,8 +142,19 @@ function onSidebarClick(event) {
   const id = button?.parentElement.dataset.id;
   const conversation = state.opened.get(id) ?? conversations().find((kept) => kept.id === id);
   if (!conversation) return;
-  if (button.dataset.action === "open") open(conversation);
-  else if (confirm("Delete this conversation?")) removeConversation(conversation);
+  if (button.dataset.action === "open") return conversation === state.conversation ? uncover() : open(conversation);
+  if (confirm("Delete this conversation?")) removeConversation(conversation);
+}
+
+/** Another tab has kept or removed something. */
+function onOtherTab({ key }) {
+  const changed = [...state.opened.values()].find((conversation) => key === null || isKeptAs(conversation, key));
+  if (changed && !(changed === state.conversation && state.stopper)) {
+    const kept = conversations().find(({ id }) => id === changed.id);
+    state.opened.delete(changed.id);
+    if (kept && changed === state.conversation) openConversation(kept);
+  }
+  drawSidebar();
 }
 
 function listen() {
@@ -153,7 +166,7 @@ function listen() {
   on("to-end", "click", () => follower.toEnd());
   on("transcript", "click", onTranscriptClick);
   on("transcript", "submit", onEdited);
-  on("transcript", "keydown", (event) => event.target.form && sendsByKey(event));
+  on("transcript", "keydown", (event) => event.target.matches("textarea") && sendsByKey(event));
   on("new", "click", () => open());
   on("conversations", "click", onSidebarClick);
   on("export", "click", exportConversation);
@@ -174,11 +187,11 @@ function listen() {
     radio.addEventListener("change", () => (setKind(chosen("mode")), open()));
   }
   document.addEventListener("keydown", onEscape);
-  addEventListener("storage", drawSidebar); // another tab's
+  addEventListener("storage", onOtherTab);
   addEventListener("pagehide", () => state.stopper && keep(state.conversation));
 }
 
-byId("key").value = sessionStorage.getItem("jaxspec-key") ?? "";
+byId("key").value = takenKey;
 buildLegend();
 rememberSettings();
 noteOrder();

@@ -87,8 +87,8 @@ export function sourceOf(tree, node) {
 
 /** The answer so far, as a view shows it: what was thought before is left out. */
 export function answerOf(run) {
-  const text = run.thinking ? run.content : run.text;
-  const offset = run.thinking ? Math.max(run.text.indexOf(text, run.thinking.length), 0) : 0;
+  const text = run.content;
+  const offset = run.text.startsWith(text) && !run.thinking ? 0 : Math.max(run.text.lastIndexOf(text), 0);
   return { text, pieces: run.pieces, offset, run };
 }
 

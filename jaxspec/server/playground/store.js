@@ -3,6 +3,7 @@
 
 const CHAT = "jaxspec-chat-";
 const SETTINGS = "jaxspec-settings";
+const KEY = "jaxspec-key";
 
 /** An empty conversation. `kind` is "chat", or "text" where every question is a text to complete. */
 export function newConversation(kind) {
@@ -15,6 +16,26 @@ export function conversations() {
   const ids = allKeys().filter((key) => key.startsWith(CHAT));
   const all = ids.map((key) => read(key)).filter((value) => Array.isArray(value?.messages) && value.messages.length);
   return all.sort((a, b) => b.changed - a.changed);
+}
+
+/** Whether it is this conversation that the browser keeps under a key. */
+export function isKeptAs(conversation, key) {
+  return key === CHAT + conversation.id;
+}
+
+/** The server's key, which is kept for this tab only, if the browser does. */
+export function keptKey() {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function keepKey(key) {
+  try {
+    sessionStorage.setItem(KEY, key);
+  } catch {} // the browser keeps nothing for this page
 }
 
 /** Keeps a conversation as it is now, unless it is empty. False if the browser does not. */
