@@ -79,6 +79,7 @@ def enable_compilation_cache() -> Path | None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        remove_unused(directory, "*-cache")
     logger.info("compiled programs are kept in %s", jax.config.jax_compilation_cache_dir)
     return Path(jax.config.jax_compilation_cache_dir)
 
@@ -149,10 +150,7 @@ class StoredTraces:
     def __init__(self, directory: Path, made_for: str):
         self._directory, self._level = directory, logging.WARNING
         self._key = "\n".join((source_digest(), *map(_version, LIBRARIES), repr(jax.config.values), repr(jax.devices()), made_for))
-        for file in directory.glob("*.stablehlo"):
-            with contextlib.suppress(OSError):  # another process was quicker, or we may not
-                if file.stat().st_mtime < time.time() - KEEP_DAYS * 24 * 3600:
-                    file.unlink()
+        remove_unused(directory, "*.stablehlo", "tmp*")
 
     def get(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
         """The traced program, to be called inside jit: from the directory, else traced now and saved there.
@@ -178,6 +176,15 @@ class StoredTraces:
             return traced.call(*jax.tree.leaves(arguments))
 
         return call_traced
+
+
+def remove_unused(directory: Path, *patterns: str) -> None:
+    """Removes files that were neither written nor read for KEEP_DAYS. (Where a disk notes no reading, that were not written.)"""
+    for file in (file for pattern in patterns for file in directory.glob(pattern)):
+        with contextlib.suppress(OSError):  # another process was quicker, or we may not
+            status = file.stat()
+            if max(status.st_mtime, status.st_atime) < time.time() - KEEP_DAYS * 24 * 3600:
+                file.unlink()
 
 
 def source_digest(root: Path = Path(__file__).parents[2]) -> str:

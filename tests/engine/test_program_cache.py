@@ -149,6 +149,18 @@ def test_files_that_nobody_needs_any_more_are_removed(tmp_path):
     assert len(files(tmp_path)) == 2
 
 
+def test_compiled_programs_that_nobody_needs_any_more_are_removed(tmp_path):
+    long_ago, now = time.time() - (KEEP_DAYS + 1) * 24 * 3600, time.time()
+    for name, read, written in (("a-cache", long_ago, long_ago), ("b-cache", now, long_ago), ("notes", long_ago, long_ago)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (read, written))
+    code = "from jaxspec.engine.program_cache import enable_compilation_cache; print(enable_compilation_cache())"
+    environment = os.environ | {"JAXSPEC_COMPILATION_CACHE": str(tmp_path)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == str(tmp_path) and sorted(each.name for each in tmp_path.iterdir()) == ["b-cache", "notes"]
+
+
 @pytest.mark.exhaustive
 def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog):
     """Also a guard for new fields of what programs return: stored_traces must name their types."""
