@@ -14,8 +14,9 @@ struct Product {
 };
 
 // Up to this many rows of x, each tile unpacks its weights for itself; for more, they are unpacked once into memory. `block`: weights
-// in a block. (Measured on two cores of an AMD EPYC, 27 November 2026: 8 rows of bfloat16 take 0.6 times what they took with 4 here.)
-constexpr int64_t most_unpacking(int64_t block) { return block <= 16 ? 16 : block == 32 ? 8 : 4; }
+// in a block. (Two cores of an AMD EPYC, 29 November 2026: Q8_0 and Q4_1 with 12 rows take 0.5 to 0.8 times as long as unpacked once,
+// with 32 rows 0.7 to 1.0; Q6_K with 16 rows 1.4 times. On 27 November 8 rows of bfloat16 took 0.6 times as long.)
+constexpr int64_t most_unpacking(int64_t block) { return block <= 16 ? 16 : block == 32 ? 32 : 4; }
 
 using Chunk = void (*)(const Product&, int64_t first, int64_t last, float* unpacked);
 enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, FP8_BLOCKS, INT4_BLOCKS, KINDS };
