@@ -285,7 +285,7 @@ ROPE: dict[str, Check] = {
     "type": Text(),
     **dict.fromkeys(["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"], Number(0, 1e6, above=True)),
     "original_max_position_embeddings": SIZE,
-    **dict.fromkeys(("attention_factor", "attn_factor"), Number(0, 1e3, above=True)),
+    **dict.fromkeys(["attention_factor", "attn_factor"], Number(0, 1e3, above=True)),
     "mscale": Number(0, 1e3),
     "mscale_all_dim": Number(0, 1e3),
 }

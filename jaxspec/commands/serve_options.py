@@ -47,11 +47,13 @@ NOT_YET = ("UNO",)
 _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
+_OF_HEADS = (*HEAD, *(name for name, needed in _NEEDING.items() if needed == "head"))
 _SAYING_THE_SAME = (
     (("tree",), TREE),
     (TREE, ("tree",)),
     (("speculative_config",), ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)),
     (("speculative_draft_model_path",), ("speculative_config", "speculative_algorithm")),
+    (("speculative_algorithm",), ("speculative_config",)),
 )
 """Options of the command line, and what does not count in a config file beside them."""
 _CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
@@ -239,18 +241,21 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     if options.config is not None:
         in_file, told = read_config(Path(options.config), parser), options
         options = parser.parse_args([*in_file, f"--config={options.config}", *argv])  # an option ends a list at the end of the file
-        for names, others in _SAYING_THE_SAME:
-            if any(vars(told)[name] is not None for name in names):
-                vars(options).update({other: vars(told)[other] for other in others})
-        algorithm, of_heads = algorithm_of(told.speculative_algorithm), [*HEAD]
-        of_heads += [name for name, needed in _NEEDING.items() if needed == "head"]
-        lost = [] if algorithm is None else ["speculative_config", *(of_heads if algorithm == NGRAM else ())]
-        if algorithm == "NONE" or (told.tree is not None and not told.tree.num_steps):
-            lost = ["speculative_config", *_OF_DRAFTS, *_NEEDING]
-        vars(options).update({other: vars(told)[other] for other in lost})
+        vars(options).update({name: vars(told)[name] for name in _outdone(told)})
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options
+
+
+def _outdone(told: argparse.Namespace) -> set[str]:
+    """What does not count in a config file beside the options of the command line."""
+    outdone = {each for names, others in _SAYING_THE_SAME if any(vars(told)[name] is not None for name in names) for each in others}
+    algorithm = algorithm_of(told.speculative_algorithm)
+    if algorithm == "NONE" or (told.tree is not None and not told.tree.num_steps):
+        outdone.update(("speculative_config", *_OF_DRAFTS, *_NEEDING))
+    elif algorithm == NGRAM:
+        outdone.update(_OF_HEADS)
+    return outdone
 
 
 def _refuse_second_key(argv: Sequence[str]) -> None:

@@ -122,7 +122,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     tree = options.tree or (default_tree(None) if head is None else default_tree(head.algorithm, where, head.max_steps))
     drafted = tree.num_steps if tree.head_steps is None else tree.head_steps
     if head is not None and head.max_steps is not None and drafted > head.max_steps:
-        raise ValueError(f"--tree {tree}: the head drafts at most {head.max_steps} tokens: give a tree that is no deeper")
+        raise ValueError(f"--tree {tree} is too deep: the head drafts at most {head.max_steps} tokens")
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     caches = {"kv_cache_dtype": options.kv_cache_dtype, "draft_kv_cache_dtype": options.speculative_draft_kv_cache_dtype}
     if options.tp % options.nnodes:

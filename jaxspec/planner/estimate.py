@@ -115,7 +115,11 @@ class Memory:
 
     def requests(self, context: int) -> int:
         """The number of requests with `context` tokens each that fit at once."""
-        return self.tokens // (-(-context // self.page_size) * self.page_size)
+        return self.tokens // self.taken(context)
+
+    def taken(self, context: int) -> int:
+        """Tokens of the cache that a request with so many takes: whole pages."""
+        return -(-context // self.page_size) * self.page_size
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ def verdict(plan: Plan) -> str:
         return f"fits {gpus(plan)}: {requests_of(number, plan.context)}, {shown(plan.forecast)} {what}{of}"
     lacks = []
     if number < plan.batch:
-        tokens = plan.batch * -(-plan.context // plan.memory.page_size) * plan.memory.page_size
-        needed = (tokens * plan.memory.cache_per_token - plan.memory.room) / 1e9
+        needed = (plan.batch * plan.memory.taken(plan.context) * plan.memory.cache_per_token - plan.memory.room) / 1e9
         lacks.append(f"{needed:.2f} GB are missing for {requests}")
     if plan.temporaries > plan.memory.left_free:
         lacks.append(f"a cycle takes {plan.temporaries / 1e9:.2f} GB while it runs, and {plan.memory.left_free / 1e9:.2f} are left")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time
 from typing import Any, NoReturn
 
@@ -144,11 +145,16 @@ class ServedModel:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
     def has_special(self, *tags: str) -> bool:
-        """Whether any of these is a special token, which usually is left out of the text. `all_special_tokens` has few of them."""
-        if self.tokenizer is None or not tags:
-            return False
-        added = self.tokenizer.added_tokens_decoder.values()
-        return not set(tags).isdisjoint([*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)])
+        """Whether any of these is a special token, which usually is left out of the text."""
+        return bool(tags) and not self._special_tokens.isdisjoint(tags)
+
+    @cached_property
+    def _special_tokens(self) -> frozenset[str]:
+        """Also those that have no name in `all_special_tokens`."""
+        if self.tokenizer is None:
+            return frozenset()
+        added = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return frozenset([*self.tokenizer.all_special_tokens, *added])
 
     def _refuse_too_long(self, tokenizer: Tokenizer, text: str, param: str) -> None:
         """Refuses a text if its beginning alone exceeds the context: tokenizing megabytes would take minutes.

@@ -188,7 +188,7 @@ def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None
     form, found = model.tool_format, list(messages)
     if model.chat_template is None:
         return found
-    template = model.chat_template.for_none if use is None else model.chat_template.text
+    template = model.chat_template.without_tools if use is None else model.chat_template.text
     if takes_tools(template):
         return found
     for index, message in enumerate(found):

@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from jaxspec.text.detokenizer import overlap
-
 MAX_NAME = 256
 """Characters of the names of tools and arguments."""
 _SPACES = re.compile(r"\s*")
@@ -241,3 +239,12 @@ def merged(events: list[Event]) -> list[Event]:
             case _:
                 found.append(event)
     return found
+
+
+def overlap(text: str, word: str) -> int:
+    """Length of the longest end of `text` that `word` begins with.
+
+    In:  "return x\\n\\n", "\\n\\ndef"
+    Out: 2
+    """
+    return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:size])), 0)

@@ -66,7 +66,7 @@ class ChatTemplate:
     """Renders conversations in processes that are replaced when they exceed a limit. Thread-safe; close() ends the processes.
 
     `source` is the template's file, for errors; `stop` are strings that end an answer; `for_tools` is the text where there are
-    tools, `for_none` where there are none. Raises ValueError if a text is not a valid template.
+    tools, `without_tools` where there are none. Raises ValueError if a text is not a valid template.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ChatTemplate:
         seconds: float = RENDER_SECONDS,
         max_characters: int = MAX_CHARACTERS,
     ):
-        self.text, self.for_none, self.stop = text if for_tools is None else _by_tools(for_tools, text), text, tuple(stop)
+        self.text, self.without_tools, self.stop = text if for_tools is None else _by_tools(for_tools, text), text, tuple(stop)
         self._parts = [] if for_tools is None else [text, for_tools]
         self._variables = {**special_tokens, "tools": None, "documents": None}
         self._source, self._seconds, self._max_characters = source, seconds, max_characters

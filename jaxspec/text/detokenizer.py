@@ -42,7 +42,8 @@ class Detokenizer:
         self.offsets: list[int] = []
         """Where the text of each token begins, in characters. Text that is held back counts."""
         self.matched: str | None = None
-        self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
+        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
+        self._stops = [StopString(string) for string in stop]
         self._min_tokens, self._include_stop, self.with_offsets = min_tokens, include_stop, with_offsets
         self._tokens = list(prompt[-_MAX_CONTEXT:])  # the end of the prompt, then all tokens
         self._context = 0  # first token that is decoded again for context
@@ -51,7 +52,6 @@ class Detokenizer:
         self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
-        self._stops = [StopString(string) for string in self._stop]
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
         """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
@@ -61,7 +61,7 @@ class Detokenizer:
         has_text = len(tokens) if self._tokenizer is not None else 0
         if has_text and ends_with_stop and not self._include_stop:
             has_text -= 1
-        if not (self._stop or self.with_offsets) and self._add_run(tokens[:has_text]):
+        if not (self._stops or self.with_offsets) and self._add_run(tokens[:has_text]):
             return len(tokens)
         for index, token in enumerate(tokens):
             if self.with_offsets:
@@ -90,7 +90,7 @@ class Detokenizer:
 
     def _add_token(self, token: int) -> None:
         self._tokens.append(token)
-        if self._stop and (special := self._special_stop(token)) is not None:
+        if self._stops and (special := self._special_stop(token)) is not None:
             self.finish()
             if self.matched is None:
                 self.matched = special
@@ -104,11 +104,11 @@ class Detokenizer:
 
     def _special_stop(self, token: int) -> str | None:
         """The stop string that this special token spells, if any. Skipped special tokens add no text in which it could be found."""
-        if self._tokenizer is None or not (self._stop and self._skip_special_tokens and self._counts):
+        if self._tokenizer is None or not (self._stops and self._skip_special_tokens and self._counts):
             return None
         text = self._tokenizer.decode([token], skip_special_tokens=False)
-        is_special = text in self._stop and not self._tokenizer.decode([token], skip_special_tokens=True)
-        return text if is_special else None
+        is_stop = any(each.string == text for each in self._stops)
+        return text if is_stop and not self._tokenizer.decode([token], skip_special_tokens=True) else None
 
     @property
     def _counts(self) -> bool:
@@ -200,12 +200,3 @@ class StopString:
         while begun and self.string[begun] != character:
             begun = self._shorter[begun - 1]
         return begun + (self.string[begun] == character)
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with.
-
-    In:  "return x\\n\\n", "\\n\\ndef"
-    Out: 2
-    """
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -208,7 +208,7 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
         name = yield from reader.word()
         yield from reader.expect("(")
         yield calls.start(calls.check(name))
-        yield from _read_python_arguments(reader, calls, list(calls.properties(name)))
+        yield from _read_python_arguments(reader, calls, calls.properties(name))
         calls.end()
         yield from reader.spaces()
         if not (yield from reader.take(",")):
@@ -216,21 +216,20 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
             return
 
 
-def _read_python_arguments(reader: AnswerReader, calls: Calls, unused: list[str]) -> Reading[None]:
-    """`unused`: names for values without one, in order. The arguments end before a value that gets none, or a name used before."""
+def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[str]) -> Reading[None]:
+    """`names`: for values without one, in order. The arguments end before a value that gets none, or a name used before."""
     opening, taken = "{", set[str]()
     yield from reader.spaces()
     while not (yield from reader.take(")")):
-        start, name = reader.at, (yield from reader.argument())
-        has_name = not name.startswith(("[", "{")) and (yield from reader.take("=")) and (yield from reader.peek()) != "="
+        start, word = reader.at, (yield from reader.argument())
+        has_name = not word.startswith(("[", "{")) and (yield from reader.take("=")) and (yield from reader.peek()) != "="
         if not has_name:
             reader.at = start
+        name = word if has_name else next((each for each in names if each not in taken), None)
         source = yield from reader.python_value()
-        left = [each for each in unused if each not in taken]
-        if (not has_name and (not source or source.startswith("*") or not left)) or (has_name and name in taken):
+        if name is None or name in taken or (not has_name and (not source or source.startswith("*"))):
             reader.at = start
             break
-        name = name if has_name else left[0]
         taken.add(name)
         yield calls.arguments(f"{opening}{json.dumps(name)}: {python_to_json(source)}")
         opening = ", "

@@ -112,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
 
     data = options.data or options.work / "data"
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings) if field.name in options})
-    if missing := [each for each in ("optax", "tensorboardX")[: 1 if options.command == "data" else 2] if find_spec(each) is None]:
+    needed = ["optax"] if options.command == "data" else ["optax", "tensorboardX"]
+    if missing := [package for package in needed if find_spec(package) is None]:
         names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
         raise ValueError(f"{PROG} needs {names}, which {verb} not installed: pip install 'jaxspec-llm[train]'")
     if options.out is not None and options.out.exists():

@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.testing import TinyTokenizer
-from jaxspec.text.detokenizer import Detokenizer, overlap
+from jaxspec.text.answer_reader import overlap
+from jaxspec.text.detokenizer import Detokenizer
 from tests.server.fakes import byte_tokenizer, sentencepiece_tokenizer
 
 

@@ -19,7 +19,7 @@ export function openConversation(conversation = newConversation(state.kind)) {
   state.opened.set(conversation.id, conversation);
   state.race = [];
   byId("race-result").hidden = true;
-  for (const message of conversation.messages) if (message.role === "assistant") message.end ??= "stopped"; // by a reload
+  for (const message of conversation.messages) if (message.role === "assistant") message.end ??= "stopped"; // by a crash
   state.turns = conversation.messages.map(turnOf);
   byId("transcript").replaceChildren(...state.turns.map((turn) => turn.element));
   settleTurns();

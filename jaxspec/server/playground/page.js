@@ -8,7 +8,7 @@ import { readJson } from "./server.js";
 import { chosen, MAX_TOKENS, offerTrees, rememberSettings } from "./settings.js";
 import { drawSidebar, exportConversation } from "./sidebar.js";
 import { state } from "./state.js";
-import { conversations, isKeptAs, keep, keepKey, keptKey } from "./store.js";
+import { conversations, idOf, keep, keepKey, keptKey } from "./store.js";
 import { offerExamples, welcome } from "./welcome.js";
 import { tellPrograms } from "./waiting.js";
 /* Puts the parts together: what fields, keys and buttons do, and what happens first. */
@@ -148,7 +148,7 @@ function onSidebarClick(event) {
 
 /** Another tab has kept or removed something. */
 function onOtherTab({ key }) {
-  const changed = [...state.opened.values()].find((conversation) => key === null || isKeptAs(conversation, key));
+  const changed = state.opened.get(idOf(key));
   if (changed && !(changed === state.conversation && state.stopper)) {
     const kept = conversations().find(({ id }) => id === changed.id);
     state.opened.delete(changed.id);

@@ -18,9 +18,9 @@ export function conversations() {
   return all.sort((a, b) => b.changed - a.changed);
 }
 
-/** Whether it is this conversation that the browser keeps under a key. */
-export function isKeptAs(conversation, key) {
-  return key === CHAT + conversation.id;
+/** The id of the conversation that the browser keeps under a key, if one is. */
+export function idOf(key) {
+  return key?.startsWith(CHAT) ? key.slice(CHAT.length) : undefined;
 }
 
 /** The server's key, which is kept for this tab only, if the browser does. */

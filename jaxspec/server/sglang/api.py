@@ -151,7 +151,7 @@ class GenerateResponse(GenerateEvent):
 
 
 MAX_REPEATED = 50_000_000
-"""Log probabilities in all events of a stream; of 20 million, the event loop took 10 s in all (AMD EPYC, 29 November 2026)."""
+"""Log probabilities in all events of a stream. An event of 21,000 takes the event loop 10 ms (AMD EPYC, 29 November 2026)."""
 ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
 
 
