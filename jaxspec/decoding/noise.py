@@ -83,7 +83,20 @@ def noise_at(positions: Int[Array, "*b"], seeds: UInt[Array, "*#b 2"], ids: Int[
 
 def greedy(logits: Float[Array, "b n v"]) -> Int[Array, "b n"]:
     """The likeliest token; among equals the one with the lowest id."""
+    return by_platform(argmax, argmax_in_two_passes, argmax)(logits)
+
+
+def argmax(logits: Float[Array, "*rows v"]) -> Int[Array, "*rows"]:
+    """`greedy`, the simple way."""
     return jnp.argmax(logits, -1).astype(jnp.int32)
+
+
+def argmax_in_two_passes(logits: Float[Array, "*rows v"]) -> Int[Array, "*rows"]:
+    """`argmax` without pairs of a number and its place, for which XLA has no vector instructions on CPUs (two cores of an AMD EPYC,
+    29 November 2026, 4 rows of 49,152: 0.11 instead of 0.88 ms). In a row with NaN it is token 0."""
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    best = jax.lax.optimization_barrier(jnp.max(logits, -1, keepdims=True))
+    return jnp.min(jnp.where(logits < best, logits.shape[-1], ids), -1)
 
 
 def draw(

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cutoff.bisection import ordered_bits
+from pallas_kernels.cutoff.cpu import cpu_cutoff
 from pallas_kernels.cutoff.pallas_triton import pallas_triton_cutoff
 from pallas_kernels.cutoff.reference import reference_cutoff
 from pallas_kernels.dispatch import call
 
-IMPLEMENTATIONS = {"reference": reference_cutoff, "pallas_triton": pallas_triton_cutoff}
+IMPLEMENTATIONS = {"reference": reference_cutoff, "cpu": cpu_cutoff, "pallas_triton": pallas_triton_cutoff}
 
 
 class Cutoff(NamedTuple):
@@ -49,7 +50,7 @@ def cutoff(
     do not depend on the order. `most` is the row's largest logit, and `total` makes the sum 1; what is None is computed here, on a
     GPU in the same launches, where the order of the sum is another: its last bits may differ. `rough`: searches with 8 passes
     instead of 34 or more, but also keeps tokens up to an eighth of a nat below the cut-off.
-    `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+    `implementation`: a name from IMPLEMENTATIONS; None picks what suits the platform.
 
     In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, inverse_temperature 1, top_k 4, top_p 0.9, min_p 0
     Out: three are kept: 0.8 are before the third, and 0.95 before the fourth

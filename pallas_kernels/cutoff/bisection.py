@@ -52,6 +52,17 @@ type Chosen = Callable[[Array, Array], Array]
 """Which tokens are meant, given their bits and their ids."""
 
 
+def counting(bits: Int[Array, "*rows v"], ids: Int[Array, "*#rows v"], shares: Int[Array, "*rows v"]) -> Callable[[Chosen], Before]:
+    """The `before` of `search` for arrays of rows."""
+
+    def before(chosen: Chosen) -> Before:
+        meant = chosen(bits, ids)
+        count = jnp.sum(meant, -1, dtype=jnp.int32, keepdims=True)
+        return Before(count, jnp.sum(jnp.where(meant, shares, 0), -1, dtype=jnp.int32, keepdims=True))
+
+    return before
+
+
 def ordered_bits(values: Float[Array, "..."]) -> Int[Array, "..."]:
     """Whole numbers in the order of the floats.
 

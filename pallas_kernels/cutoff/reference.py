@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cutoff.bisection import Before, Chosen, Row, ordered_bits, search
+from pallas_kernels.cutoff.bisection import Row, counting, ordered_bits, search
 
 
 def reference_cutoff(
@@ -17,17 +17,16 @@ def reference_cutoff(
     *,
     rough: bool = False,
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
+    row = whole_row(logits, most, total, inverse_temperature, top_k, top_p, min_p)
+    bits, ids = ordered_bits(logits), jnp.arange(logits.shape[-1])
+    last, token = search(row, counting(bits, ids, row.shares(logits)), logits.shape[-1], rough)
+    return last[..., 0], token[..., 0]
+
+
+def whole_row(logits: Array, most: Array | None, total: Array | None, inverse_temperature: Array, *limits: Array) -> Row:
+    """The numbers of each row [*rows, 1]; its largest logit and its total are computed if they are not given."""
     if most is None:
         most = jnp.max(logits, -1)
     if total is None:
         total = jnp.sum(jnp.exp((logits - most[..., None]) * inverse_temperature[..., None]), -1)
-    row = Row(*(each[..., None] for each in (most, total, inverse_temperature, top_k, top_p, min_p)))
-    bits, shares, ids = ordered_bits(logits), row.shares(logits), jnp.arange(logits.shape[-1])
-
-    def before(chosen: Chosen) -> Before:
-        meant = chosen(bits, ids)
-        count = jnp.sum(meant, -1, dtype=jnp.int32, keepdims=True)
-        return Before(count, jnp.sum(jnp.where(meant, shares, 0), -1, dtype=jnp.int32, keepdims=True))
-
-    last, token = search(row, before, logits.shape[-1], rough)
-    return last[..., 0], token[..., 0]
+    return Row(*(each[..., None] for each in (most, total, inverse_temperature, *limits)))

@@ -7,7 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.noise import best_candidate, bound, draw, draw_from_all, gumbel, noise_at, position_key, random_bits
+from jaxspec.decoding.noise import (
+    argmax,
+    argmax_in_two_passes,
+    best_candidate,
+    bound,
+    draw,
+    draw_from_all,
+    gumbel,
+    noise_at,
+    position_key,
+    random_bits,
+)
 from tests.sets import exhaustive
 
 VOCAB = 49_152
@@ -69,6 +80,15 @@ def test_no_noise_is_above_its_bound():
     assert (bounds - noises)[noises > 3].max() < 0.75
     np.testing.assert_allclose(bound(jnp.array([0, 1, 2**31], jnp.uint32)), [22.87, 22.18, 0.69], atol=0.01)
     np.testing.assert_allclose(gumbel(jnp.array([0, 1, 2**31], jnp.uint32)), [22.87, 21.78, 0.37], atol=0.01)
+
+
+def test_the_likeliest_token_is_found_in_two_passes():
+    """The first of equals, wherever it is; also of rows that are -inf but for one token, or everywhere."""
+    random = np.random.default_rng(0)
+    logits = random.integers(-3, 4, (64, 3, 1001)).astype(np.float32)
+    logits[1], logits[2, :, :-1], logits[3, 0] = -np.inf, -np.inf, 0
+    logits[4, 1, [5, 9]], logits[5] = [-0.0, 0.0], -np.abs(logits[5])
+    assert (jax.jit(argmax_in_two_passes)(logits) == argmax(logits)).all()
 
 
 def rows(first: int, count: int, vocab_size: int, scale: float) -> tuple[jnp.ndarray, ...]:

@@ -12,7 +12,7 @@ from pallas_kernels.cutoff.api import IMPLEMENTATIONS, Cutoff, cutoff
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, largest, ordered_bits
 from tests.sets import variants
 
-RUNNABLE = {name: each if name == "reference" else partial(each, interpret=True) for name, each in IMPLEMENTATIONS.items()}
+RUNNABLE = IMPLEMENTATIONS | {"pallas_triton": partial(IMPLEMENTATIONS["pallas_triton"], interpret=True)}
 ROUNDING = np.float32(2**-20)
 """How far rounding of exponentials and their total, which differs between compiled programs, moves a sum of probabilities."""
 
@@ -85,7 +85,8 @@ def found(implementation: str, logits: Array, most: Array, total: Array, *others
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("implementation", RUNNABLE)
 def test_the_kept_tokens_are_those_of_the_definition(implementation, given, vocab_size, rows):
-    """9000 tokens are several blocks of each launch; of rows that are all equal the kernel copies none.
+    """9000 tokens are several blocks of each launch; of rows that are all equal the kernel copies none. On a CPU they are more than
+    the candidates, among which the cut-off of some rows is not.
 
     The kernel's exponentials, and a total that it sums in its own order, differ from XLA's in their last bits: in the few rows
     where top_p or min_p lies so near to what is compared with it, the kept tokens lie between those of two limits near by.
@@ -100,13 +101,13 @@ def test_the_kept_tokens_are_those_of_the_definition(implementation, given, voca
         more = kept_tokens(*others, top_p + ROUNDING, min_p * (1 - ROUNDING))
         assert ((fewer <= kept) & (kept <= more)).all(), seed
     print(f"{different} of {rows} rows are different")
-    assert different <= (0 if implementation == "reference" else -(-rows // 100))
+    assert different <= (-(-rows // 100) if implementation == "pallas_triton" else 0)
 
 
 @pytest.mark.variants
 @pytest.mark.parametrize("implementation", RUNNABLE)
 def test_a_rough_cut_keeps_a_little_more(implementation):
-    given = arguments(np.random.default_rng(7), 12, 300)
+    given = arguments(np.random.default_rng(7), 12, 3000)
     exact, rough = (np.asarray(found(implementation, *given, rough=rough)) for rough in (False, True))
     assert (rough >= exact).all() and (rough > exact).any()
     lowest = np.min(given[0], -1, where=exact, initial=np.inf, keepdims=True)
