@@ -173,8 +173,8 @@ class Engine:
             accepted_by_sampling=dict(self.counts.accepted_by_sampling),
             drafted_by_source=dict(self.counts.drafted_by_source),
             accepted_by_source=dict(self.counts.accepted_by_source),
-            waiting_seconds=self.runner.waiting.seconds,
-            launching_seconds=self.runner.launching.seconds,
+            waiting_seconds=self.runner.waiting_seconds,
+            launching_seconds=self.runner.launching_seconds,
             uploaded_arrays=self.runner.uploaded_arrays,
             uploaded_bytes=self.runner.uploaded_bytes,
             adaptive=self.trees.describe() if len(self.trees.own) > 1 else None,
@@ -271,8 +271,7 @@ class Engine:
         at most the first halves were launched, before all others."""
         launched: list[Launched] = []
         unmasked: list[Half | PlannedCycle] = []
-        cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
-        for cycle in sorted(cycles, key=lambda cycle: cycle.masks is Masks.NONE):
+        for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
@@ -285,6 +284,13 @@ class Engine:
                 raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
+        if plan.prefills:
+            self._launch_prefills(plan, launched)
+        mark_in_flight(launched)
+        return launched, unmasked
+
+    def _launch_prefills(self, plan: StepPlan, launched: list[Launched]) -> None:
+        """Launches the step's prefills. Adds those that have a result to read to what was `launched` in this step."""
         for chunks in self.runner.prefill_groups(plan.prefills):
             requests = [chunk.request for chunk in chunks]
             for request in requests:
@@ -307,8 +313,6 @@ class Engine:
                 if chunk.request.launched_at is None:
                     chunk.request.launched_at = self.clock()
                 self.counts.prefilled_tokens += chunk.size
-        mark_in_flight(launched)
-        return launched, unmasked
 
     def _launch_masked(self, unmasked: list[Half | PlannedCycle], before: list[Launched]) -> list[Launched]:
         """Launches what is left of cycles under grammars. `before`: what was launched and not read."""

@@ -90,7 +90,9 @@ def emitted(
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
         count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
-        sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
+        sources = DraftSources()
+        if source_names:
+            sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
         tree = None
         if drafted is not None and request.asked.wants_trees:
             tree = drafted_tree(drafted, row, line[1], sources, prunings.get(row))

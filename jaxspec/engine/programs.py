@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxspec.checks import reason_of
+from jaxspec.config import TreeShape
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.programs import Program
+from jaxspec.decoding.programs import CycleProgram, Program
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import State
 from jaxspec.engine.hosts import ALONE, HostGroup
@@ -131,6 +132,15 @@ class Programs:
         if chosen != programs[0]:
             self.ask_for(programs[0])
         return chosen
+
+    def cycle(self, requests: int, tree: TreeShape) -> CycleProgram:
+        """The smallest cycle for this many requests that can be launched, found anew when other programs are there."""
+        known = self._cycles
+        if (program := known.get((requests, tree))) is None:
+            for each in self.table.own if len(self.table.own) > 1 else ():  # trees are compared at one batch size
+                self.ask_for(next(self.table.cycles(requests, each)))
+            program = known[requests, tree] = self.choose(self.table.cycles(requests, tree))
+        return program
 
     def ask_for(self, program: Program, place: int = LATER) -> None:
         """Compiles the program in the background, unless it is compiled or was asked for before. Does not wait."""
@@ -276,6 +286,8 @@ class Programs:
         self.table = table
         self.ready = table.ready(self.can_launch)
         """What launches may use; published anew when it changes, so that no step has to ask."""
+        self._cycles = dict[tuple[int, TreeShape], CycleProgram]()
+        """The choice for each number of requests and tree, as long as it stands."""
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
         timed = self.may_time

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,7 +48,6 @@ from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import LATER, ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
-from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.placement import Placement
@@ -159,7 +158,7 @@ class Runner:
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
         self.inputs = PlacedInputs(placement, self._count_uploads)
-        self.launching, self.waiting = Stopwatch(), Stopwatch()
+        self.launching_seconds = self.waiting_seconds = 0.0
         self.uploaded_arrays = self.uploaded_bytes = 0
         """Copied to the device by launches."""
 
@@ -286,11 +285,9 @@ class Runner:
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests. Those that have ended get no tokens."""
-        if len(self.programs.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
-            for each in self.programs.table.own:
-                self.programs.ask_for(next(self.programs.table.cycles(len(requests), each)))
-        fitting = self.programs.table.cycles(len(requests), tree)
-        return launched(self.run(*self._batch(requests, self._lengths(requests, tree), fitting)), requests, tree=tree)
+        program = self.programs.cycle(len(requests), tree)
+        inputs = self._batch(program, requests, most_emitted=tree.num_steps + 1)
+        return launched(self.run(program, *inputs), requests, tree=tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
@@ -301,7 +298,7 @@ class Runner:
         propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
         for smaller in halves[0]:
             self.programs.ask_for(smaller)
-        _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
+        rows, page_table = self._batch(propose, requests, most_emitted=tree.num_steps + 1)
         proposal = self.run(propose, rows, page_table).proposal
         for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.tree.sources, proposal.candidates)):
             array.copy_to_host_async()
@@ -312,14 +309,10 @@ class Runner:
         output = self.run(half.settle, half.rows, half.page_table, settlement)
         return launched(output, half.requests, tree=half.settle.tree)
 
-    def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:
-        """Tokens of each request after a cycle, at most."""
-        return [len(each.tokens) + each.in_flight_tokens + tree.num_steps + 1 for each in requests]
-
     def launch_catch_up(self, requests: list[Request]) -> None:
         """The drafter absorbs what it lags behind after plain cycles of these requests."""
-        lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        self.run(*self._batch(requests, lengths, self.programs.table.catch_ups(len(requests))))
+        program = self.programs.choose(self.programs.table.catch_ups(len(requests)))
+        self.run(program, *self._batch(program, requests, most_emitted=0))
 
     def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
@@ -332,19 +325,19 @@ class Runner:
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
-    def _batch[Kind: (CycleProgram, CatchUpProgram, ProposeProgram)](
-        self, requests: list[Request], lengths: list[int], fitting: Iterable[Kind]
-    ) -> tuple[Kind, Placed, Placed]:
-        """The smallest of the `fitting` programs that is there; state rows, and page tables of the slots that the launch may reach
-        (`lengths`), padded to its size."""
-        held = [request.held.pages[: self._pages_for(length)] for request, length in zip(requests, lengths, strict=True)]
-        program = self.programs.choose(fitting)
+    def _batch(
+        self, program: CycleProgram | CatchUpProgram | ProposeProgram, requests: list[Request], *, most_emitted: int
+    ) -> tuple[Placed, Placed]:
+        """State rows, and page tables of the slots that the launch may reach, padded to the program's size. It emits as many tokens
+        per request, at most."""
+        lengths = [len(each.tokens) + each.in_flight_tokens + most_emitted for each in requests]
+        held = [each.held.pages[: -(-length // self._page_size)] for each, length in zip(requests, lengths, strict=True)]
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [self._padding_row if request.row < 0 else request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
         if not self.programs.is_sealed:
             self.inputs.compile_for(page_table.shape)
-        return program, self.inputs.get(program, "rows", rows), self.inputs.get(program, "page table", page_table)
+        return self.inputs.get(program, "rows", rows), self.inputs.get(program, "page table", page_table)
 
     def _count_uploads(self, arguments: Any) -> None:
         for leaf in jax.tree.leaves(arguments):
@@ -352,27 +345,26 @@ class Runner:
                 self.uploaded_arrays += 1
                 self.uploaded_bytes += leaf.nbytes
 
-    def _pages_for(self, slots: int) -> int:
-        return -(-slots // self._page_size)
-
     def run(self, program: Program, *arguments: Any) -> Any:
         """Launches the program, here and in the other processes of the group, and keeps its state. Returns its output: a
         ProgramOutput or, without a report, the state."""
-        with self.launching:
-            inputs = [each.array if isinstance(each, Placed) else each for each in arguments]
-            self._count_uploads(inputs)
-            compiled = self.programs[program]
-            if self.group is not ALONE:
-                self.group.launch(program, leaves_to_send(arguments))
-            output = compiled(self.params, self._state or self.state, *inputs)
-            self._state = output if isinstance(output, State) else output.state
+        started, inputs = time.perf_counter(), [each.array if isinstance(each, Placed) else each for each in arguments]
+        if new := [each for each in arguments if not isinstance(each, Placed)]:
+            self._count_uploads(new)
+        compiled = self.programs[program]
+        if self.group is not ALONE:
+            self.group.launch(program, leaves_to_send(arguments))
+        output = compiled(self.params, self._state or self.state, *inputs)
+        self._state = output if isinstance(output, State) else output.state
+        self.launching_seconds += time.perf_counter() - started
         return output
 
     def read(self, launched: Launched) -> list[Emitted]:
         """Waits for a launched program and returns what it emitted, per request."""
-        with self.waiting:
-            report = np.asarray(launched.report)
-            logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
+        started = time.perf_counter()
+        report = np.asarray(launched.report)
+        logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
+        self.waiting_seconds += time.perf_counter() - started
         names = self.merge.drafter.source_names
         return emitted(launched.requests, report, logprobs, drafted, launched.prunings, launched.tree, names)
 

@@ -7,7 +7,6 @@ The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`En
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from jaxspec.config import TreeShape
@@ -220,16 +219,3 @@ ENGINE_METRICS = (
     ),
 )  # fmt: skip
 """Everything about the engine that /metrics shows."""
-
-
-class Stopwatch:
-    """Adds up the time that passes inside its `with` blocks, in seconds."""
-
-    def __init__(self):
-        self.seconds = self._started = 0.0
-
-    def __enter__(self) -> None:
-        self._started = perf_counter()
-
-    def __exit__(self, *_exception: object) -> None:
-        self.seconds += perf_counter() - self._started

@@ -40,12 +40,12 @@ class PlannedCycle(NamedTuple):
 
 
 class UnreadCycle(NamedTuple):
-    """A launched cycle whose result was not read yet."""
+    """A launched cycle whose result was not read yet, if there are several trees to choose from."""
 
     tree: TreeShape
     requests: list[Request]
     outlooks: list[Outlook]
-    """Of these requests, if there are several trees to choose from."""
+    """Of these requests."""
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
@@ -114,7 +114,7 @@ class TreeChoice:
         *,
         prefills: bool,
     ) -> list[PlannedCycle]:
-        """The cycles of one step for these requests, one per tree, and then those under grammars. Call it in every step, with or
+        """The cycles of one step for these requests, one per tree, those under grammars first. Call it in every step, with or
         without requests.
 
         Args:
@@ -124,40 +124,43 @@ class TreeChoice:
             prefills: whether the step launches prefills too. The device runs them after the step's cycles, so they delay the next.
         """
         free = [request for request in requests if request.matcher is None]
-        cycles = [
-            PlannedCycle(tree, group, self._catch_up(group, tree), Masks.NONE)
-            for tree, group in self._by_tree(free, batches, ready).items()
-        ]
+        parts: list[tuple[Sequence[Request], Collection[TreeShape], Masks]] = [(free, ready, Masks.NONE)]
         if len(free) < len(requests):
             constrained = [request for request in requests if request.matcher is not None]
-            masks, usable = Masks.OF_NODES, in_two
-            if not in_two:
-                masks, usable = Masks.OF_ROOTS, [PLAIN if PLAIN in ready else self.own[0]]
-            cycles += [
-                PlannedCycle(tree, group, self._catch_up(group, tree), masks)
-                for tree, group in self._by_tree(constrained, batches, usable).items()
-            ]
-        is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
-        for cycle in cycles:
-            size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
-            known = outlooks(cycle.requests) if self._adaptive else []
-            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, known, size, is_timed, drafts_count))
-        if not cycles:
-            self._last_read = None
+            plain = PLAIN if PLAIN in ready else self.own[0]
+            parts.insert(0, (constrained, in_two, Masks.OF_NODES) if in_two else (constrained, [plain], Masks.OF_ROOTS))
+        cycles = [
+            PlannedCycle(tree, group, self._catch_up(group, tree) if self.lags else [], masks)
+            for some, usable, masks in parts
+            for tree, group in self._by_tree(some, batches, usable).items()
+        ]
+        if self._adaptive is not None:
+            self._expect(cycles, batches)
         self._prefills_before = prefills
         return cycles
 
-    def choose(self, bucket: int, requests: Sequence[Request], ready: Collection[TreeShape]) -> TreeShape:
-        """The tree for a cycle of these requests at this compiled batch size, one with programs."""
+    def _expect(self, cycles: list[PlannedCycle], batches: Sequence[int]) -> None:
+        """Notes what there is to learn from these cycles. Those under grammars are read last."""
+        is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
+        for cycle in sorted(cycles, key=lambda cycle: cycle.masks is not Masks.NONE):
+            size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, outlooks(cycle.requests), size, is_timed, drafts_count))
+        if not cycles:
+            self._last_read = None
+
+    def choose(self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[TreeShape]) -> TreeShape:
+        """The tree for a cycle of these requests, one with programs."""
         if self._adaptive is None:
             return self.own[0]
-        return self._adaptive.choose(bucket, outlooks(requests), ready)
+        return self._adaptive.choose(bucket(len(requests), batches), outlooks(requests), ready)
 
     def was_read(self, emitted: Sequence[int]) -> None:
         """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests, which have them by now."""
+        if self._adaptive is None:
+            return
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
-        if self._adaptive is None or not any(emitted) or cycle.tree not in self.own or not cycle.drafts_count:
+        if not any(emitted) or cycle.tree not in self.own or not cycle.drafts_count:
             return
         self._adaptive.observe_accept(cycle.tree, emitted, cycle.outlooks)
         if before is not None and cycle.is_timed:
@@ -192,7 +195,7 @@ class TreeChoice:
         if len(decided) == len(asked):
             return decided
         undecided = [request for request in requests if request.tree not in decided]
-        chosen = self.choose(bucket(len(undecided), batches), undecided, ready)
+        chosen = self.choose(undecided, batches, ready)
         usable = [tree for tree in (chosen, self.own[0], *ready) if tree in ready] or self.own
         groups = {usable[0]: undecided}
         for tree, group in decided.items():
@@ -209,7 +212,7 @@ class TreeChoice:
             behind = []
         for request in behind:
             request.held.lag = 0
-        if tree.num_steps == 0 and self.lags:
+        if tree.num_steps == 0:
             for request in requests:
                 request.held.lag += 1
         return behind

@@ -188,13 +188,13 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     expected = run(complete)
 
     engine, used = start(), set()
-    gate, programs, choose = Gate(engine, monkeypatch), engine.runner.programs, engine.runner.programs.choose
+    gate, programs, launch = Gate(engine, monkeypatch), engine.runner.programs, engine.runner.run
 
-    def noted(fitting):
-        used.add(program := choose(fitting))
-        return program
+    def noted(program, *arguments):
+        used.add(program)
+        return launch(program, *arguments)
 
-    monkeypatch.setattr(programs, "choose", noted)
+    monkeypatch.setattr(engine.runner, "run", noted)
     engine.warm_up(wait_for_all=False)
     assert run(engine) == expected and used <= set(engine.runner.table.first())
     assert programs.count.ready == len(engine.runner.table.first()) == 4 and programs.ready.batches == (2,)

@@ -3,7 +3,7 @@
 import gc
 import random
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -33,7 +33,7 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
     """Makes the engine take these trees in turn; returns the list of those taken, which grows."""
     taken: list[TreeShape] = []
 
-    def choose(_bucket: int, _requests: list[Request], _ready: Collection[TreeShape]) -> TreeShape:
+    def choose(_requests: list[Request], _batches: Sequence[int], _ready: Collection[TreeShape]) -> TreeShape:
         taken.append(next(choices))
         return taken[-1]
 
@@ -96,7 +96,7 @@ def test_only_undisturbed_cycles_are_timed():
     def times() -> list[float]:
         return [seconds for (which, _), seconds in trees.describe().seconds.items() if which == tree]
 
-    trees.choose = lambda _bucket, _requests, _ready: tree
+    trees.choose = lambda _requests, _batches, _ready: tree
     cycle(9.0)  # nothing before it: how long it took can't be told
     assert times() == []
     cycle(7.0, catch_up=True)
@@ -121,7 +121,7 @@ def test_what_a_request_accepted_goes_with_it():
     """Each request keeps its own factor, of the cycle that was read; nothing else remembers a request that has ended."""
     trees = TreeChoice(TreeShape(3, 1), True)
     good, bad = (Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None)) for name in "ab")
-    trees.choose = lambda _bucket, _requests, _ready: CHAIN
+    trees.choose = lambda _requests, _batches, _ready: CHAIN
     for _ in range(20):
         trees.plan([good, bad], [2], trees.all, prefills=False)
         trees.plan([bad], [2], trees.all, prefills=False)
@@ -141,7 +141,7 @@ def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
     request = Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None))
 
     def behind(tree: TreeShape) -> list[Request]:
-        trees.choose = lambda _bucket, _requests, _ready: tree
+        trees.choose = lambda _requests, _batches, _ready: tree
         (planned,) = trees.plan([request], [1], trees.all, prefills=False)
         return planned.behind
 
