@@ -133,6 +133,8 @@ def choose_by_threshold(
     filtered = apply_filters(logits, settings)
     nodes = tree.tokens.shape[1]
     is_child = tree.parents[:, None, :] == jnp.arange(nodes)[:, None]  # [b, parent, child]
+    is_twin = (tree.tokens[:, :, None] == tree.tokens[:, None]) & (tree.parents[:, :, None] == tree.parents[:, None])
+    is_child &= ~jnp.any(jnp.tril(is_twin, -1), -1)[:, None]  # n-grams fill a tree with tokens that are there already
     of_child = jnp.take_along_axis(jax.nn.softmax(filtered, -1), jnp.broadcast_to(tree.tokens[:, None], is_child.shape), 2)
     of_child = jnp.where(is_child, of_child, 0.0)
     tried = jnp.cumsum(of_child, -1)  # children come in flat order: the head's likeliest first

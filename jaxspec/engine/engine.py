@@ -92,8 +92,8 @@ class Engine:
             self.trees.all,
         )
         self.lending = Lending(TextStore(config.ngram_share << 20)) if config.ngram_share else None
-        self._seeds = random.Random(config.random_seed)
-        self._arrivals = itertools.count()
+        self._added = 0
+        """Requests so far: the number of the next one, from which its seed follows."""
         self._names = (f"request-{number}" for number in itertools.count())
         self._launched: list[Launched] = []
         """Programs whose results were not read yet, in order of their launch."""
@@ -116,31 +116,36 @@ class Engine:
         params, came = asked.params, self.clock() if came is None else came
         stop_token_ids = self._limits.stop_token_ids(params)
         matcher = self.masking.matcher_of(params, stop_token_ids)
-        drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
         request = Request(
             id=request_id,
             asked=asked,
-            seed=drawn if params.seed is None else params.seed % 2**64,
+            seed=self._own_seed(self._added) if params.seed is None else params.seed % 2**64,
             stop_token_ids=stop_token_ids,
             detokenizer=asked.detokenizer(self.tokenizer),
-            arrival=next(self._arrivals),
+            arrival=self._added,
             deadline=math.inf if asked.timeout is None else came + asked.timeout,
             tree=tree,
             matcher=matcher,
             added_at=came,
         )
         self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
+        self._added += 1
         self.counts.constrained_requests += matcher is not None
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
     def withdraw(self, request_id: str) -> None:
-        """Takes back a request that was added since the last step, as if it had never been: another one of its call is refused."""
+        """Takes back the last request, added since the last step, as if it had never been: another one of its call is refused."""
         request = self.scheduler.find(request_id)
         assert request is not None, request_id
         self.scheduler.finish(request)
+        self._added -= 1
         self.counts.constrained_requests -= request.matcher is not None
         self.counts.prompt_tokens -= len(request.prompt)
+
+    def _own_seed(self, number: int) -> int:
+        """The seed of the request with this number, if it has none of its own."""
+        return random.Random(f"{self.config.random_seed} {number}").getrandbits(64)
 
     def abort(self, request_id: str) -> Update | None:
         """Ends a waiting or running request with finish_reason "abort"; None if no unfinished request has this id."""
@@ -193,7 +198,8 @@ class Engine:
             ValueError: the cache can't be allocated.
         """
         started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
-        programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
+        waited_for = [program for request in self.scheduler.unfinished for program in self.runner.needed_by(request)]
+        programs.compile_all([*(table.all() if wait_for_all else table.first()), *waited_for], progress=progress)
         programs.seal()
         try:
             self.runner.run_once()
@@ -227,7 +233,6 @@ class Engine:
                 self.overlapped_step()
             else:
                 self.serial_step()
-            self.counts.failed_steps = 0
         except BaseException as error:
             self.recovery.after(error)
         finally:
@@ -347,6 +352,7 @@ class Engine:
                         self._lend(self.lending, request)
             if program.tree is not None:
                 self.trees.was_read([len(each.tokens) for each in emitted])
+            self.counts.failed_steps = 0  # a launch alone proves nothing
 
     def _lend(self, lending: Lending, request: Request) -> None:
         """Gives a request whose text has grown another stretch if it needs one, and keeps that of one that has ended for others."""

@@ -119,7 +119,7 @@ class Repeating:
 
     def __init__(self, runner: Runner, identity: str):
         """Ends the process if its programs are not those of rank 0."""
-        if runner.programs.digest != identity:
+        if runner.programs.digest(runner.params) != identity:
             leave(WRONG_SETTINGS, "jaxspec: this process has another model, other options or other devices than rank 0")
         self.runner = runner
         self._structures: dict[Program, jax.tree_util.PyTreeDef] = {}

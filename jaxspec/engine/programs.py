@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxspec.checks import reason_of
 from jaxspec.config import TreeShape
@@ -73,16 +74,16 @@ class Programs:
         placement: Placement = ONE_DEVICE,
         group: HostGroup = ALONE,
     ):
-        """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells. `group`: processes that
+        """Of `params` and `state` only the shapes are kept. `table`: of which `ready` tells. `group`: processes that
         compile the same programs."""
         self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds, placement)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
-        self._merge, self._params, self._thresholds, self._placement = merge, params, thresholds, placement
+        self._merge, self._thresholds, self._placement = merge, thresholds, placement
         self._group, self._precision = group, jax.config.jax_default_matmul_precision
         """The precision: a context of the caller's, which threads that compile don't have."""
-        self.state = jax.tree.map(abstract, state)
-        """The shapes of the device state."""
+        self._params, self.state = jax.tree.map(abstract, (params, state))
+        """The shapes of the device state, and those of the weights."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
         self._under_way = dict[Program, None]()
         """Those that compile just now, the longest first."""
@@ -100,8 +101,6 @@ class Programs:
         self.failed = dict[Program, Exception]()
         """Programs that were asked for and could not be compiled."""
         self._stopping = False
-        self._finished = 0
-        """The number of them that were compiled or failed."""
         self._progress = CompilingProgress(shown=False)
         """Of the background compiler since it last had nothing to do."""
         self.use(table or ProgramTable((), (), (), 0, (), (), False))
@@ -171,7 +170,7 @@ class Programs:
     @property
     def count(self) -> ProgramCount:
         """The number of compiled programs, that number once all requested ones are compiled, and how long that will take."""
-        ready, missing = len(self._compiled), len(self._asked) - self._finished
+        ready, missing = len(self._compiled), self._missing
         return ProgramCount(ready, ready + missing, self._progress.forecast.left(missing))
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
@@ -180,7 +179,7 @@ class Programs:
         Raises:
             ProgramError: the first that can't be compiled.
         """
-        missing = [program for program in programs if program not in self._compiled]
+        missing = [program for program in dict.fromkeys(programs) if program not in self._compiled]
         at_once = os.cpu_count() or 1
         pool = ThreadPoolExecutor(at_once)
         try:
@@ -210,7 +209,12 @@ class Programs:
     @property
     def is_compiling(self) -> bool:
         """Whether the background compiler is working."""
-        return self._finished < len(self._asked)
+        return self._missing > 0
+
+    @property
+    def _missing(self) -> int:
+        """The number of programs that were asked for and are neither compiled nor failed."""
+        return sum(program not in self.compilations and program not in self.failed for program in list(self._asked))
 
     def wait(self) -> None:
         """Waits until the background compiler has nothing left to do."""
@@ -240,7 +244,6 @@ class Programs:
                     logger.exception("could not compile (%s): a larger program stays in use, if there is one", program)
                 finally:
                     self._progress.forecast.add()
-                    self._finished += 1
                     if not self.is_compiling and program not in self.failed:
                         logger.info("all %d programs are ready, the last was (%s)", len(self._compiled), program)
                     self._queue.task_done()
@@ -300,12 +303,17 @@ class Programs:
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         return program, self._merge, self._thresholds, self._placement, structure, shapes, repr(jax.config.values)
 
-    @property
-    def digest(self) -> str:
-        """Of the shapes of weights and state, and of thresholds: equal in processes that run one engine together."""
+    def digest(self, params: dict) -> str:
+        """Of the models and options, and of the weights that are vectors, which every device has whole (the norms of two models of
+        one shape differ): equal in processes that run one engine together."""
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
-        return hashlib.sha256(repr((structure, shapes, self._thresholds)).encode()).hexdigest()
+        models, device = ADDRESS.sub("", repr(self._merge)), self._placement.device.device_kind
+        found = hashlib.sha256(repr((models, device, structure, shapes, self._thresholds)).encode())
+        for array in jax.tree.leaves(params):
+            if array.ndim == 1 and array.is_fully_replicated:
+                found.update(np.asarray(array.addressable_data(0)).tobytes())
+        return found.hexdigest()
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""

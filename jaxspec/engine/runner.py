@@ -132,7 +132,8 @@ class Runner:
         def programs_for(num_pages: int) -> Programs:
             state = placement.abstract(partial(state_of, num_pages))
             programs = Programs(merge, self.params, state, thresholds_of(config), table, placement, group)
-            group.pages(num_pages, programs.digest)
+            if group is not ALONE:
+                group.pages(num_pages, programs.digest(self.params))
             return programs
 
         def compile_for(num_pages: int) -> Programs:
@@ -154,7 +155,7 @@ class Runner:
                 "memory: weights %s, cache %s in %d pages",
                 readable(held), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip
-        self._new_state = lambda: placement.new(partial(state_of, self.num_pages))
+        self._new_state = partial(placement.new, partial(state_of, self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
         self.inputs = PlacedInputs(placement, self._count_uploads)
@@ -237,22 +238,28 @@ class Runner:
         self.run(LendProgram(len(stretch)), np.array([request.row], np.int32), stretch[None])
 
     def program_to_wait_for(self, request: Request) -> Program | None:
-        """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
-        probabilities need, nor the halves of cycles, without which a lossy engine's text under a grammar would be another. Asks
-        also for those halves that make a request under a grammar faster."""
+        """A program without which the request can't run and which is being compiled, or can't be. Asks also for those halves of
+        cycles that make a request under a grammar faster."""
+        if request.matcher is not None:
+            table = self.programs.table
+            for tree in dict.fromkeys((*table.own, *(() if request.tree is None else (request.tree,)))):
+                for program in table.under_masks(tree):
+                    self.programs.require(program, LATER)
+        missing = [program for program in self.needed_by(request) if not self.programs.can_launch(program)]
+        for program in missing:
+            self.programs.require(program)
+        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
+
+    def needed_by(self, request: Request) -> list[Program]:
+        """What no start compiles and the request can't run without: prefills with log probabilities, and the halves of cycles,
+        without which a lossy engine's text under a grammar would be another."""
         table, needed = self.programs.table, list[Program]()
         if request.params.prompt_logprobs is not None:
             *_, largest = table.prefills(1, scores=True)  # serves a smaller launch, too
             needed.append(largest)
-        if request.matcher is not None:
-            needed += [] if table.own_first else table.under_masks(request.tree or table.own[0])
-            for tree in dict.fromkeys((*table.own, *(() if request.tree is None else (request.tree,)))):
-                for program in table.under_masks(tree):
-                    self.programs.require(program, LATER)
-        missing = [program for program in needed if not self.programs.can_launch(program)]
-        for program in missing:
-            self.programs.require(program)
-        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
+        if request.matcher is not None and not table.own_first:
+            needed += table.under_masks(request.tree or table.own[0])
+        return needed
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is

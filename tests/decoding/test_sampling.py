@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sampling import NODES_AT_ONCE, choose, logprobs_if, logprobs_of
+from jaxspec.decoding.sampling import NODES_AT_ONCE, Thresholds, choose, choose_by_threshold, logprobs_if, logprobs_of
 from jaxspec.decoding.settings import (
     MAX_STOP_TOKENS,
     SamplingKind,
@@ -18,6 +18,7 @@ from jaxspec.decoding.settings import (
     settings_row,
     unpacked,
 )
+from jaxspec.decoding.tree import Tree, ancestor_mask
 from jaxspec.sampling_params import SamplingParams
 from tests.decoding.distribution_in_numpy import softmax
 from tests.decoding.rows import settings_of
@@ -199,3 +200,21 @@ def test_a_parameter_reaches_the_setting_of_its_name(name):
     value = {"seed": 2**40 + 5, "top_k": 7}.get(name, 0.25)
     found = getattr(settings_of([SamplingParams(**{name: value})], VOCAB), name)
     assert found.tolist() == ([[256, 5]] if name == "seed" else [value])
+
+
+def test_a_draft_that_is_there_several_times_is_tried_once():
+    """Lossy acceptance: n-grams fill a tree with repeated tokens, which must not add up."""
+    requests = 200
+    settings = settings_of([SamplingParams(temperature=1.0, seed=seed) for seed in range(requests)], VOCAB)
+    logits = random_logits(0, 1, 1)
+
+    @jax.jit
+    def drawn(children: jnp.ndarray) -> jnp.ndarray:
+        tokens = jnp.broadcast_to(jnp.concatenate([jnp.array([7]), children]), (requests, len(children) + 1))
+        parents = jnp.zeros_like(tokens).at[:, 0].set(-1)
+        tree = Tree(tokens, parents, parents + 1, ancestor_mask(parents, 1))
+        same = jnp.broadcast_to(logits, (requests, tokens.shape[1], VOCAB))
+        return choose_by_threshold(same, jnp.zeros_like(tokens), settings, tree, Thresholds(1.0, 0.5))[:, 0]
+
+    first, again, others = (drawn(jnp.array(children)) for children in ([3, 3, 3, 5], [3, 5, 5, 5], [5, 5, 5, 5]))
+    assert (first == again).all() and (first != others).any()

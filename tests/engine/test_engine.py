@@ -239,6 +239,19 @@ def test_seeds():
     assert len(set(drawn)) == 3
 
 
+def test_refused_requests_do_not_change_the_seeds_of_later_ones():
+    engines = [tiny_engine(PLAIN, random_seed=4) for _ in range(2)]
+    asked, seeds = GenerationRequest(b"abc", SamplingParams(max_tokens=2)), list[list[int]]()
+    for engine, is_disturbed in zip(engines, (False, True), strict=True):
+        seeds.append([engine.add(asked).seed])
+        if is_disturbed:
+            engine.withdraw(engine.add(asked).id)
+            with pytest.raises(ValueError, match="token id 999"):
+                engine.add(GenerationRequest((999,), SamplingParams()))
+        seeds[-1].append(engine.add(asked).seed)
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
+
+
 def test_seeds_that_an_engine_draws_come_from_its_random_seed():
     """Without one it draws that too, and says which: two servers behind a balancer, or one that has restarted, must not repeat each
     other's samples."""

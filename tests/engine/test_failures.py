@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from jaxspec.config import PLAIN
+from jaxspec.engine.driver import MAX_FAILED_STEPS
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Request
@@ -154,6 +155,16 @@ def test_failures_in_a_row_are_counted(monkeypatch):
     monkeypatch.undo()
     finish(engine, asked(engine, PROMPTS[0]))
     assert engine.stats().failed_steps == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_launches_without_a_readable_result_are_no_success(monkeypatch, overlap):
+    engine = tiny_engine(overlap=overlap)
+    monkeypatch.setattr(engine.runner, "read", lambda _launched: 1 / 0)
+    for _ in range(8):
+        asked(engine, PROMPTS[0])
+        engine.step()
+    assert engine.stats().failed_steps >= MAX_FAILED_STEPS
 
 
 def test_lost_pages_stop_the_engine():

@@ -46,6 +46,13 @@ def test_others_run_meanwhile(monkeypatch, expected):
     assert not engine.scheduler.held_back and outputs_of(engine)["again"].token_ids == expected.token_ids
 
 
+def test_a_request_from_before_the_warm_up_gets_its_program_with_it(expected):
+    engine = tiny_engine(PLAIN)
+    engine.add(GenerationRequest(PROMPT, SCORED), "scored")
+    engine.warm_up()
+    assert outputs_of(engine)["scored"].prompt_logprobs == expected.prompt_logprobs
+
+
 def test_a_program_that_cannot_be_compiled_ends_those_that_need_it(monkeypatch):
     engine = started()
     Gate(engine, monkeypatch, ValueError("no such kernel")).open.set()

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from jaxspec.commands.replicas import LOOPBACK, free_ports
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
@@ -30,6 +31,9 @@ from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
 from jaxspec.engine.relay import relay
+from jaxspec.models.registry import LoadedTarget
+from jaxspec.rope_config import RopeConfig
+from jaxspec.testing import engine_target, tiny_engine
 from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
@@ -399,8 +403,19 @@ def test_a_group_ends_as_one(victim, way, what, times):
 def test_a_process_of_another_model_ends_as_one_with_wrong_settings(monkeypatch):
     ended: list[tuple[int, str]] = []
     monkeypatch.setattr(following, "leave", lambda *how: ended.append(how))
-    Repeating(SimpleNamespace(programs=SimpleNamespace(digest="ours")), "rank 0's")  # type: ignore[arg-type]
+    Repeating(SimpleNamespace(programs=SimpleNamespace(digest=str), params="ours"), "rank 0's")  # type: ignore[arg-type]
     assert ended == [(2, "jaxspec: this process has another model, other options or other devices than rank 0")]
+
+
+def test_models_of_one_shape_are_told_apart():
+    def digest(target: LoadedTarget) -> str:
+        runner = tiny_engine(PLAIN, target=target).runner
+        return runner.programs.digest(runner.params)
+
+    target, again, other_norm = engine_target(), engine_target(), engine_target()
+    other_norm.params["norm"]["weight"] = 2 * other_norm.params["norm"]["weight"]
+    other_rope = replace(target, config=replace(target.config, rope=RopeConfig(theta=5e5)))
+    assert digest(target) == digest(again) and len({*map(digest, (target, other_norm, other_rope))}) == 3
 
 
 def test_second_halves_take_what_was_proposed_for_them():
@@ -417,9 +432,9 @@ def test_second_halves_take_what_was_proposed_for_them():
         said.append(settlement and settlement.memo)
         return SimpleNamespace(proposal=proposals[program.tree])
 
-    of_programs = SimpleNamespace(digest="the same", inputs=inputs)
+    of_programs = SimpleNamespace(digest=str, inputs=inputs)
     placed = SimpleNamespace(get=lambda _program, _name, values: values)
-    repeating = Repeating(SimpleNamespace(programs=of_programs, inputs=placed, run=run), "the same")  # type: ignore[arg-type]
+    repeating = Repeating(SimpleNamespace(programs=of_programs, inputs=placed, run=run, params="the same"), "the same")  # type: ignore[arg-type]
     place, sent = [Kept(np.zeros(1)), Kept(np.zeros(1))], np.zeros(1)
     for tree in (*trees, *trees):
         repeating.launch(ProposeProgram(1, 1, tree), place)

@@ -177,6 +177,20 @@ def test_what_a_request_waits_for_compiles_before_what_would_make_others_faster(
     assert list(programs.compilations) == [CHUNK, ADMIT, *reversed(others)] and programs.count[:2] == (4, 4)
 
 
+def test_what_was_asked_for_may_be_compiled_by_others():
+    programs, other = Slow(23.0), PrefillProgram(2, 1)
+    programs.compile_all([CHUNK])
+    programs.seal()
+    programs.start_compiler()
+    programs.ask_for(ADMIT)
+    assert programs.started.wait(60)
+    programs.ask_for(other)
+    programs.compile_all([other])
+    programs.may_go_on.set()
+    programs.wait()
+    assert programs.count[:2] == (3, 3) and not programs.is_compiling
+
+
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
     class Broken(TwoPrograms):
         def _function(self, program):
