@@ -346,12 +346,11 @@ class Engine:
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
                     had_ended = request.status is Status.FINISHED
-                    counts = request.matcher is None or not program.masks_are_of_roots
-                    self.output.add(request, new, program.tree, drafts_count=counts)
+                    self.output.add(request, new, program.tree, drafts_count=program.drafts_count)
                     if self.lending is not None and not had_ended:
                         self._lend(self.lending, request)
             if program.tree is not None:
-                self.trees.was_read([len(each.tokens) for each in emitted])
+                self.trees.was_read([len(each.tokens) for each in emitted], drafts_count=program.drafts_count)
             self.counts.failed_steps = 0  # a launch alone proves nothing
 
     def _lend(self, lending: Lending, request: Request) -> None:

@@ -41,8 +41,8 @@ class Launched(NamedTuple):
     """Tokens per request, at most; 0 if no chunk is its prompt's last."""
     prunings: Mapping[int, Pruning]
     """What grammars changed of the trees, by row; none of a row without a grammar."""
-    masks_are_of_roots: bool = False
-    """No draft of a request under a grammar can be accepted."""
+    drafts_count: bool = True
+    """A draft could have been accepted: not under masks of roots."""
 
     @property
     def reports(self) -> bool:

@@ -46,7 +46,7 @@ class Masking:
         if isinstance(cycle, Half):
             return self._launch_settlement(cycle, fail)
         self.launch_masks(cycle.requests)
-        return self._runner.launch_cycle(cycle.requests, cycle.tree)._replace(masks_are_of_roots=True)
+        return self._runner.launch_cycle(cycle.requests, cycle.tree)._replace(drafts_count=False)
 
     def _launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
         """Waits for the trees, makes their masks and starts the second half."""

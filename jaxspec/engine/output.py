@@ -73,7 +73,7 @@ class Output:
 
     def add(self, request: Request, emitted: Emitted, tree: TreeShape | None, *, drafts_count: bool = True) -> None:
         """Adds the tokens of a cycle with this tree, or of a prefill (None), and finishes the request at a stop or at max_tokens.
-        If the tokenizer fails, only this request ends. `drafts_count`: one could have been accepted."""
+        If the tokenizer fails, only this request ends. `drafts_count`: as for Launched."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:

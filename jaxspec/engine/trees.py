@@ -49,8 +49,6 @@ class UnreadCycle(NamedTuple):
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
-    drafts_count: bool
-    """Not where there are masks of roots only."""
 
 
 class TreeChoice:
@@ -143,8 +141,8 @@ class TreeChoice:
         """Notes what there is to learn from these cycles. Those under grammars are read last."""
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         for cycle in sorted(cycles, key=lambda cycle: cycle.masks is not Masks.NONE):
-            size, drafts_count = bucket(len(cycle.requests), batches), cycle.masks is not Masks.OF_ROOTS
-            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, outlooks(cycle.requests), size, is_timed, drafts_count))
+            size, known = bucket(len(cycle.requests), batches), outlooks(cycle.requests)
+            self._unread.append(UnreadCycle(cycle.tree, cycle.requests, known, size, is_timed))
         if not cycles:
             self._last_read = None
 
@@ -154,13 +152,14 @@ class TreeChoice:
             return self.own[0]
         return self._adaptive.choose(bucket(len(requests), batches), outlooks(requests), ready)
 
-    def was_read(self, emitted: Sequence[int]) -> None:
-        """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests, which have them by now."""
+    def was_read(self, emitted: Sequence[int], *, drafts_count: bool = True) -> None:
+        """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests, which have them by now.
+        `drafts_count`: as for Launched."""
         if self._adaptive is None:
             return
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
-        if not any(emitted) or cycle.tree not in self.own or not cycle.drafts_count:
+        if not any(emitted) or cycle.tree not in self.own or not drafts_count:
             return
         self._adaptive.observe_accept(cycle.tree, emitted, cycle.outlooks)
         if before is not None and cycle.is_timed:

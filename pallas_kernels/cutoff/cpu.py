@@ -53,10 +53,9 @@ def settled(
     numbers, found, is_sure = jax.tree.map(lambda each: each.reshape(-1), (tuple(row), found, is_sure))
 
     def settle(place: Int[Array, ""]) -> tuple[Array, Array]:
-        def simply() -> tuple[Array, Array]:
-            return reference_cutoff(flat[place], *(each[place] for each in numbers), rough=rough)
-
-        return jax.lax.cond(is_sure[place], lambda: (found[0][place], found[1][place]), simply)
+        of_row = [each[place] for each in numbers]
+        surely, simply = (lambda: (found[0][place], found[1][place])), (lambda: reference_cutoff(flat[place], *of_row, rough=rough))
+        return jax.lax.cond(is_sure[place], surely, simply)
 
     last, token = jax.lax.map(settle, jnp.arange(len(flat)))
     return last.reshape(shape), token.reshape(shape)
