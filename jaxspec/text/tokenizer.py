@@ -71,15 +71,13 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 
 def is_plain(directory: Path) -> bool:
-    """Whether tokenizer.json is all there is to know. AutoTokenizer would read some in the way of a model type's class: in Qwen2's
-    whatever has the model type qwen2 (CodeQwen1.5, DeepSeek-R1-Distill-Qwen, GGUF files)."""
-    files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
-    if not all(file.is_file() for file in files):
+    """Whether tokenizer.json is all there is to know. AutoTokenizer reads its vocabulary only, where a class is named or the model
+    type has one, and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space behind
+    special tokens (LlamaTokenizer), and in Qwen2's way whatever has that model type (CodeQwen1.5, DeepSeek-R1-Distill-Qwen)."""
+    if not all((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "config.json")):
         return False
-    tokenizer, model = map(read_object, files[1:])
-    name, is_qwen2 = tokenizer.get("tokenizer_class"), model.get("model_type") == "qwen2"
-    named = name in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    return (named or (is_qwen2 and name not in ("Qwen2Tokenizer", "Qwen2TokenizerFast"))) and "auto_map" not in tokenizer
+    settings = read_object(directory / "tokenizer_config.json")
+    return settings.get("tokenizer_class") not in ("Qwen2Tokenizer", "Qwen2TokenizerFast") and "auto_map" not in settings
 
 
 def _asks_for_bos(directory: Path) -> bool:
