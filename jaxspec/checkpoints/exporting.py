@@ -43,11 +43,12 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
         architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
         settings = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
         return Exported(hf_config(config.layer) | settings, eagle_layout(config))
-    if isinstance(config, BlockConfig) and dialect == OWN_DIALECTS[config.algorithm]:
+    if isinstance(config, BlockConfig) and dialect == ("deepspec" if config.predicts_next else "z-lab"):
         return _block(config)
     if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
-    raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
+    which = " that predict the next token" if isinstance(config, BlockConfig) and config.predicts_next else ""
+    raise ValueError(f"{config.algorithm} heads{which} can't be written in the {dialect} dialect")
 
 
 def warn_of_unread(config: HeadConfig, dialect: str) -> None:
@@ -96,8 +97,9 @@ def _block(config: BlockConfig) -> Exported:
     }
     if config.causal != has_window:
         settings |= dict.fromkeys(("causal_head", "causal"), config.causal[0])
-    if isinstance(config, DSparkConfig):
-        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": config.markov_rank, "markov_head_type": "vanilla"} | settings
+    if config.predicts_next:
+        rank = config.markov_rank if isinstance(config, DSparkConfig) else 0
+        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "markov_head_type": "vanilla"} | settings
     else:
         own = {"architectures": ["DFlashDraftModel"], "dflash_config": settings}
     windows = {

@@ -152,6 +152,12 @@ def dspark() -> Head:
     return dflash(7).but(config={"architectures": ["Qwen3DSparkModel"], **of_block, **of_heads}, **added)
 
 
+def deepspec_dflash() -> Head:
+    """deepseek-ai/dflash_qwen3_8b_block7: as its DSpark, without the two more heads."""
+    settings = {"markov_rank": 0, "enable_confidence_head": False, "markov_head_type": None, "confidence_head_with_markov": None}
+    return dspark().but(*(name for name in dspark().tensors if name.startswith(("markov", "confidence"))), config=settings)
+
+
 def mimo_mtp() -> dict[str, np.ndarray]:
     """The MTP tensors inside XiaomiMiMo/MiMo-7B-RL."""
     prefix = "model.mtp_layers.0."

@@ -22,6 +22,7 @@ from tests.checkpoints.real_heads import (
     HIDDEN,
     VOCAB,
     Head,
+    deepspec_dflash,
     dflash,
     dspark,
     eagle3_llama31,
@@ -61,6 +62,7 @@ def test_bin_and_safetensors_hold_the_same_head():
         (eagle3_llama31(), "EAGLE3"),
         (speculators(), "EAGLE3"),
         (dflash(), "DFLASH"),
+        (deepspec_dflash(), "DFLASH"),
         (dspark(), "DSPARK"),
     ],
 )
@@ -90,12 +92,18 @@ def test_a_block_heads_config_names_outputs_windows_and_causes(tmp_path):
         "windows, not causal": (dflash().but(config=windows | {"is_causal": False}), (2, 4, 6), (False, False), (None, 9)),
         "JetSpec": (dflash(causal_head=True), (2, 4, 6), (True, True), (None, None)),
         "DSpark": (dspark(), (2, 4, 6), (False, False), (None, None)),
+        "DeepSpec's DFlash": (deepspec_dflash(), (2, 4, 6), (False, False), (None, None)),
+        "projector": (dflash(projector_type="dflash"), (2, 4, 6), (False, False), (None, None)),
+        "SpecForge's DSpark": (
+            dspark().but(config={"dflash_config": {"projector_type": "dspark", "markov_rank": 4}, "markov_rank": None}),
+            (2, 4, 6), (False, False), (None, None),
+        ),
     }  # fmt: skip
     for name, (head, captured, causal, sizes) in cases.items():
         config = load_head(head.write(tmp_path / name), tiny_target()).config
         assert (config.captured_layers, config.causal, config.windows) == (captured, causal, sizes), name
         assert not config.own_embedding and config.draft_vocab_size is None
-        assert config.max_steps == (7 if name == "DSpark" else 5) and config.mask_token_id == 127
+        assert config.max_steps == (7 if name.endswith(("DSpark", "DeepSpec's DFlash")) else 5) and config.mask_token_id == 127
 
 
 def test_a_block_head_takes_no_token_map(tmp_path):
@@ -179,6 +187,7 @@ REFUSED = {
     "half the biases": (eagle_qwen2().but("layers.0.self_attn.k_proj.bias"), "'layers.0.self_attn.k_proj.bias' is missing"),
     "DFlash 2": (dflash(selector_rank=256, selector_top_k=16), "selector_rank=256 is not supported"),
     "Domino": (dflash(projector_type="domino"), "projector_type='domino' is not supported"),
+    "DSpark without its biases": (dflash(markov_rank=4), "markov_w1.weight' is missing: config.json has markov_rank=4"),
     "capped logits": (dflash(final_logit_softcapping=20.0), "final_logit_softcapping=20.0 is not supported"),
     "DFlash by speculators": (dflash().but(config={"speculators_model_type": "dflash"}), "speculators_model_type='dflash' is not"),
     "no mask token": (dflash(mask_token_id=None), "config.json has no mask_token_id"),
