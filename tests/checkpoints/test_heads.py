@@ -23,6 +23,7 @@ from tests.checkpoints.real_heads import (
     VOCAB,
     Head,
     deepspec_dflash,
+    deepspec_eagle3,
     dflash,
     dspark,
     eagle3_llama31,
@@ -61,6 +62,7 @@ def test_bin_and_safetensors_hold_the_same_head():
         (eagle_qwen2(), "EAGLE"),
         (eagle3_llama31(), "EAGLE3"),
         (speculators(), "EAGLE3"),
+        (deepspec_eagle3(), "EAGLE3"),
         (dflash(), "DFLASH"),
         (deepspec_dflash(), "DFLASH"),
         (dspark(), "DSPARK"),
@@ -169,6 +171,9 @@ REFUSED = {
     "descending layers": (
         eagle3_llama31().but(config={"eagle_config": {IDS: [4, 1, 3]}}), r"ascending, distinct layers.*\[5, 2, 4\]",
     ),
+    "DeepSpec's layers by name": (
+        eagle3_llama31().but(config={"target_layer_ids": ["1", "2"]}), "target_layer_ids.0 must be a whole number from -10000",
+    ),
     "layers beyond the target": (speculators(**{IDS: [2, 4, 9]}), "names layers that a target of 8 layers does not have"),
     "layers before the target": (speculators(**{IDS: [-1, 2, 4]}), "names layers that a target of 8 layers does not have"),
     "another number of streams": (
@@ -268,6 +273,8 @@ def test_captured_layers_by_output_and_by_input():
     by_input = {"speculators_model_type": "eagle3", IDS: [2, 16, 29]}
     assert captured_layers(by_output, 32) == captured_layers(by_input, 32) == default_captured_layers(32) == captured_layers({}, 32)
     assert captured_layers({"eagle_config": {IDS: [1, 17, 33]}}, 36) == (2, 18, 34)
+    assert captured_layers({"target_layer_ids": [1, 9, 17, 25, 33]}, 36) == (2, 10, 18, 26, 34), "DeepSpec's"
+    assert captured_layers({"aux_hidden_states_layer_ids": [1, 14, 26]}, 32) == (2, 15, 27), "AngelSlim's"
     assert captured_layers({"eagle_config": {IDS: []}}, 32) == default_captured_layers(32), "ModelOpt's way to say the default"
 
 
