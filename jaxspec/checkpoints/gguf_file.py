@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
+from jaxspec.checkpoints.sentence_pieces import CONTROL, Pieces, add_tokens
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
 
@@ -25,15 +26,11 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 DONE = "complete"
 """The file that marks a completely written directory."""
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Token types. Tokens of the last two are never split into pieces; user-defined ones are part of the text."""
 ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>", "_<EOT>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
 """Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
-SPACE = "\u2581"
-"""The space in SentencePiece's tokens."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
@@ -43,8 +40,6 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
 MOST_ELEMENTS = 2_000_000
 """The most elements in all lists of the metadata together; a vocabulary of 262,144 tokens has about a million."""
-LONGEST_TOKEN = 512
-"""In characters; finding the merges of a SentencePiece token takes time quadratic in its length."""
 LONGEST_ERROR = 500
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -242,12 +237,14 @@ def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any
 
 def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
     """tokenizer.json and tokenizer_config.json, with the chat template. Raises ValueError for an unsupported kind."""
-    from tokenizers import AddedToken, processors
+    from tokenizers import processors
 
     kind, name = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre", "default")
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     if kind == "llama":
-        tokenizer, adds_bos = sentence_pieces(fields), True
+        pieces = Pieces(tokens, fields["tokenizer.ggml.scores"], types)
+        unknown, prefix = fields.get("tokenizer.ggml.unknown_token_id", 0), fields.get("tokenizer.ggml.add_space_prefix", True)
+        tokenizer, adds_bos = pieces._replace(unknown=unknown, prefix=bool(prefix)).tokenizer(), True
     elif kind == "gpt2" and name in PRE_TOKENIZERS:
         if name == "default":
             logger.warning("the file does not name its pre-tokenizer: GPT-2's may split numbers and punctuation unlike in training")
@@ -257,9 +254,7 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
         raise ValueError(
             f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
         )
-    for added, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
-        found = [token for token, each in zip(tokens, types, strict=True) if each == added]
-        add([AddedToken(token, special=added == CONTROL, normalized=False) for token in found])
+    add_tokens(tokenizer, tokens, types)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
@@ -291,34 +286,4 @@ def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
     tokenizer.pre_tokenizer, tokenizer.decoder = pre.Sequence(steps), decoders.ByteLevel()
     if how.normalizes:
         tokenizer.normalizer = normalizers.NFC()
-    return tokenizer
-
-
-def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
-    """A tokenizer of the kind llama: SentencePiece's BPE. Of all adjacent pieces that form a token, the pair whose token has the
-    highest score is merged first. Text outside the vocabulary becomes byte tokens."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
-    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
-    kinds = fields["tokenizer.ggml.token_type"]
-    if max(map(len, tokens)) > LONGEST_TOKEN:
-        raise ValueError(f"a token has {max(map(len, tokens))} characters; expected at most {LONGEST_TOKEN}")
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
-    if len(set(pieces.values())) == 1:
-        raise ValueError("all tokens have one score, so the order of merges is unknown: expected tokenizer.model's scores")
-    splits = (
-        (-score, at, token[:at], token[at:])
-        for token, score in pieces.items()
-        for at in range(1, len(token))
-        if token[:at] in pieces and token[at:] in pieces
-    )
-    merges = [(left, right) for *_, left, right in sorted(splits)]
-    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    prepended = [normalizers.Prepend(SPACE)] if prefix else []
-    stripped = [decoders.Strip(" ", 1, 0)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", SPACE)])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return tokenizer

@@ -6,15 +6,13 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import SentencePieceBPETokenizer
 
 from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
@@ -22,12 +20,14 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Decoding, StoredRows
 from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.sentence_pieces import Pieces
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
 from jaxspec.testing import tiny_target, write_target
 from jaxspec.text.tokenizer import load_tokenizer
+from tests.checkpoints.test_sentence_pieces import merged_one_by_one, pieces
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 SIZES: dict[str, Any] = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=4, num_kv_heads=2)
@@ -52,43 +52,6 @@ def byte_vocabulary() -> list[str]:
 def tokens() -> list[str]:
     known = [*WORDS, *byte_vocabulary(), MARK, *("".join(merge.split(" ")) for merge in MERGES)]
     return known + [f"unused{number}" for number in range(SIZES["vocab_size"] - len(known))]
-
-
-class Pieces(NamedTuple):
-    """A vocabulary of SentencePiece's kind."""
-
-    tokens: list[str]
-    scores: list[float]
-    kinds: list[int]
-
-
-def pieces() -> Pieces:
-    """Trained on this file: <unk>, <s>, </s>, 256 bytes, what was merged in its order, and single characters."""
-    trained = SentencePieceBPETokenizer()
-    trained.train_from_iterator([Path(__file__).read_text()], vocab_size=900, show_progress=False)
-    state = json.loads(trained.to_str())["model"]
-    merged = ["".join(merge) for merge in state["merges"]]
-    known = [*dict.fromkeys(merged), *(token for token in state["vocab"] if len(token) == 1)]
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return Pieces(
-        [*special, *known], [0.0] * 259 + [-float(rank) for rank in range(len(known))], [2, 3, 3] + [6] * 256 + [1] * len(known)
-    )
-
-
-def merged_one_by_one(text: str, pieces: Pieces) -> list[int]:
-    """SentencePiece's algorithm as its paper has it: again and again, the two neighbours that make the best token."""
-    normal = [kind == 1 for kind in pieces.kinds]
-    score = {token: score for token, score, is_normal in zip(pieces.tokens, pieces.scores, normal, strict=True) if is_normal}
-    symbols = list("\u2581" + text.replace(" ", "\u2581"))
-    while True:
-        pairs = [(score[a + b], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
-        if not pairs:
-            break
-        at = -max(pairs)[1]
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    number = {token: number for number, token in enumerate(pieces.tokens)}
-    spelt = ([number[each]] if each in score else [3 + byte for byte in each.encode()] for each in symbols)
-    return [token for each in spelt for token in each]
 
 
 def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **changes: Any) -> Path:
@@ -454,9 +417,7 @@ def test_sizes_in_metadata_are_checked_before_they_are_used():
     with pytest.raises(ValueError, match=r"rope_freqs\.weight are not those of Llama"):
         gguf_file.llama3_scaling({"rope_theta": 10000.0, "head_dim": 2**40}, np.ones(8, np.float32))
     with pytest.raises(ValueError, match="a token has 513 characters; expected at most 512"):
-        gguf_file.sentence_pieces(
-            {"tokenizer.ggml.tokens": ["a" * 513], "tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
-        )
+        Pieces(["a" * 513], [0.0], [1]).tokenizer()
 
 
 @pytest.mark.parametrize("merge", ["x", "e zz"])
