@@ -7,8 +7,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import hashlib
 import json
 import logging
+import math
 import mmap
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,8 @@ ENDS = (
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
 """Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
+TEMPLATE = "tokenizer.chat_template"
+"""Of a chat; with a dot and a name behind it, one for another purpose, such as tool_use."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
@@ -170,7 +174,7 @@ def directory_of(file: Path) -> Path:
 def directory_for(file: Path) -> Path:
     """Where `directory_of` writes it: in ~/.cache/jaxspec/models. A higher number in the key leaves older versions' files alone."""
     state = file.stat()
-    key = hashlib.sha256(f"{INDEX} 2 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{INDEX} 3 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
 
 
@@ -213,13 +217,30 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
         raise ValueError(f"rope.dimension_count={rotated} is not supported: expected the width of a head, {config['head_dim']}")
     # as llama.cpp: a factor alone means linear, older files call it scale_linear, and 0 means none
     scaling, factor = get("rope.scaling.type", "linear"), float(get("rope.scaling.factor", get("rope.scale_linear", 0.0)))
-    if scaling == "linear" and factor not in (0.0, 1.0):
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif scaling not in ("none", "linear"):
-        raise ValueError(f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, llama3's factors")
+    if scaling not in ("none", "linear", "yarn"):
+        raise ValueError(
+            f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, yarn, llama3's factors"
+        )
+    if scaling != "none" and factor not in (0.0, 1.0):
+        settings = yarn_settings(get, factor, config["max_position_embeddings"]) if scaling == "yarn" else {}
+        config["rope_scaling"] = {"rope_type": scaling, "factor": factor, **settings}
     if ROPE_FACTORS in tensors:
         config["rope_scaling"] = llama3_scaling(config, np.asarray(tensors[ROPE_FACTORS].data, np.float32))
     return config
+
+
+def yarn_settings(get: Callable[..., Any], factor: float, context_length: int) -> dict[str, Any]:
+    """The settings of YaRN beside its factor. Of these llama.cpp reads attn_factor, which multiplies 0.1 ln(factor) + 1, and the
+    original length; the betas are those of the model's config. Raises ValueError for others that are not the usual ones."""
+    for name, usual in {"ext_factor": 1.0, "log_multiplier": 0.0, "attn_factor": 0.1 * math.log(factor) + 1.0}.items():
+        if abs((found := float(get(f"rope.scaling.yarn_{name}", usual))) - usual) > 1e-3:
+            raise ValueError(f"rope.scaling.yarn_{name}={found:g} is not supported: expected {usual:g}")
+    return {
+        "original_max_position_embeddings": get("rope.scaling.original_context_length", context_length),
+        "attn_factor": float(get("rope.scaling.attn_factor", 1.0)),
+        "beta_fast": float(get("rope.scaling.yarn_beta_fast", 32.0)),
+        "beta_slow": float(get("rope.scaling.yarn_beta_slow", 1.0)),
+    }
 
 
 def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
@@ -263,8 +284,10 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
     for role in ("bos", "eos", "unknown", "padding"):
         if (number := fields.get(f"tokenizer.ggml.{role}_token_id")) is not None:
             settings[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = tokens[number]
-    if "tokenizer.chat_template" in fields:
-        settings["chat_template"] = fields["tokenizer.chat_template"]
+    if (template := fields.get(TEMPLATE)) is not None:
+        named = {key.removeprefix(f"{TEMPLATE}."): each for key, each in fields.items() if key.startswith(f"{TEMPLATE}.")}
+        several = [{"name": key, "template": each} for key, each in (named | {"default": template}).items()]
+        settings["chat_template"] = several if named else template
     if fields.get("tokenizer.ggml.add_bos_token", adds_bos):
         number, bos = fields["tokenizer.ggml.bos_token_id"], settings["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, number)])

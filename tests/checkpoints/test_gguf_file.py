@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,7 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
         writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1 if vocabulary else 0)
     writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(changes.pop("template", TEMPLATE))
     for name, value in changes.pop("text", {}).items():
         writer.add_string(f"{kind}.{name}", value)
     for name, value in changes.pop("numbers", {}).items():
@@ -104,6 +105,12 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def yarn(**numbers: float) -> dict[str, Any]:
+    """Changes of `write`: YaRN of the factor 4."""
+    named = {f"llama.rope.scaling.{name}": value for name, value in ({"factor": 4.0} | numbers).items()}
+    return {"text": {"rope.scaling.type": "yarn"}, "numbers": named}
 
 
 def gguf_name(name: str) -> str:
@@ -265,6 +272,26 @@ def test_rope_is_scaled_as_llama_cpp_does(tmp_path: Path, text: dict, numbers: d
     assert (rope.kind, rope.factor) == (("default", 1.0) if factor is None else ("linear", factor))
 
 
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({}, {"original_max_position": 256, "attention_factor": 1.0 + 0.1 * math.log(4.0)}),
+        (
+            {"original_context_length": 512, "attn_factor": 0.5, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
+            {"original_max_position": 512, "attention_factor": 0.5 + 0.05 * math.log(4.0), "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+        ({"yarn_attn_factor": 1.138629, "yarn_ext_factor": 1.0}, {"original_max_position": 256, "attention_factor": 1.1386294}),
+    ],
+)
+def test_yarn_is_read_as_llama_cpp_does(tmp_path: Path, numbers: dict, expected: dict):
+    """Its factors of attention cancel to 0.1 ln(factor) + 1, times attn_factor (llama-context.cpp, ggml's rope_yarn)."""
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", **yarn(**numbers))
+    write_directory(file, tmp_path / "read")
+    config = load_target(tmp_path / "read", np.float32).config
+    assert vars(config.rope) == pytest.approx(vars(RopeConfig(config.rope.theta, "yarn", 4.0, **expected)))
+    assert config.max_position_embeddings == max(256, 4 * expected["original_max_position"])
+
+
 def test_answers_end_at_every_token_that_llama_cpp_ends_them_at():
     words = ["<s>", "<end_of_turn>", "<|return|>", "<｜end▁of▁sentence｜>", "x", "<|eot_id|>"]  # noqa: RUF001
     known = {"token_type": [3, 3, 3, 3, 1, 1], "tokens": words, "eos_token_id": 4, "eom_token_id": 0}
@@ -290,6 +317,13 @@ def test_tokenizers_split_text_as_they_say(tmp_path: Path, caplog: pytest.LogCap
     assert (tokenizer.encode("the")[:1] == [0]) == how.adds_bos
     digits = tokenizer.tokenize("123")
     assert len(digits) == (3 if how.digits_apart or "qwen" in pre else 1)
+
+
+def test_tools_have_a_chat_template_of_their_own(tmp_path: Path):
+    several = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "{{ tools }}"}]
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", template=several)
+    write_directory(file, tmp_path / "read")
+    assert load_tokenizer(tmp_path / "read").chat_template == {"default": TEMPLATE, "tool_use": "{{ tools }}"}
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +371,10 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
         ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
         ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
         ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
-        ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
+        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "the rope scaling 'longrope' is not supported"),
+        ("llama", yarn(yarn_log_multiplier=0.1), "yarn_log_multiplier=0.1 is"),
+        ("llama", yarn(yarn_ext_factor=0.5), "yarn_ext_factor=0.5 is not"),
+        ("llama", yarn(yarn_attn_factor=1.0), "=1 is .* expected 1.13863"),
         ("llama", {"numbers": {"split.count": 2}}, "one of 2 parts of a file: join them first, with llama-gguf-split --merge"),
         ("llama", {"numbers": {"llama.rope.dimension_count": 8}}, "rope.dimension_count=8 is not supported: expected .* 16"),
         ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
