@@ -146,12 +146,15 @@ def _has_map(config: Eagle3Config) -> dict[str, bool]:
 def hf_config(config: ModelConfig) -> dict:
     """The contents of a config.json with these sizes, without a dtype."""
     model_type = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+    longest = config.max_position_embeddings
+    if config.rope.kind == "linear":  # the length before the scaling
+        longest = min(longest, config.rope.original_max_position)
     return {
         "architectures": [ARCHITECTURES[model_type]], "model_type": model_type, "hidden_act": "silu",
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads, "head_dim": config.head_dim,
         "num_key_value_heads": config.num_kv_heads, "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": longest, "tie_word_embeddings": config.tie_word_embeddings,
         **rope_settings(config.rope),
         **({"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}),
     }  # fmt: skip

@@ -222,7 +222,9 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
             f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, yarn, llama3's factors"
         )
     if scaling != "none" and factor not in (0.0, 1.0):
-        settings = yarn_settings(get, factor, config["max_position_embeddings"]) if scaling == "yarn" else {}
+        length = config["max_position_embeddings"]  # of linear it is the length that the scaling reaches
+        of_linear = {"original_max_position_embeddings": max(1, int(length / factor))}
+        settings = yarn_settings(get, factor, length) if scaling == "yarn" else of_linear
         config["rope_scaling"] = {"rope_type": scaling, "factor": factor, **settings}
     if ROPE_FACTORS in tensors:
         config["rope_scaling"] = llama3_scaling(config, np.asarray(tensors[ROPE_FACTORS].data, np.float32))

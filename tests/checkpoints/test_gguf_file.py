@@ -23,6 +23,7 @@ from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Dec
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.sentence_pieces import Pieces
 from jaxspec.checkpoints.storing import Storing
+from jaxspec.config import ModelConfig
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
@@ -268,7 +269,9 @@ def test_rope_is_scaled_as_llama_cpp_does(tmp_path: Path, text: dict, numbers: d
     named = {f"llama.{name}": value for name, value in numbers.items()}
     file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", text=text, numbers=named)
     write_directory(file, tmp_path / "read")
-    rope = RopeConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
+    config = ModelConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
+    rope = config.rope
+    assert config.max_position_embeddings == 256, "the file's context_length"
     assert (rope.kind, rope.factor) == (("default", 1.0) if factor is None else ("linear", factor))
 
 
