@@ -317,7 +317,10 @@ MODEL: dict[str, Check] = {
     "target_hidden_size": SIZE,
     "draft_vocab_size": SIZE,
     "num_aux_hidden_states": SIZE,
-    "eagle_aux_hidden_state_layer_ids": ListOf(Whole(-MAX_LAYERS, MAX_LAYERS)),
+    **dict.fromkeys(
+        ["eagle_aux_hidden_state_layer_ids", "target_layer_ids", "aux_hidden_states_layer_ids"],
+        ListOf(Whole(-MAX_LAYERS, MAX_LAYERS)),
+    ),
     "fc_norm": Flag(),
     "use_aux_norm": Flag(),
     "norm_before_fc": Flag(),

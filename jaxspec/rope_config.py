@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+EXTENDING = ("linear", "yarn")
+"""Kinds beside which max_position_embeddings is the length before the scaling, as in transformers' documentation and vLLM."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class RopeConfig:
         for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True, "extrapolation_factor": 1.0}.items():
             if scaling.get(key) not in (None, neutral):
                 raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
-        trained = config.get("max_position_embeddings") if kind == "yarn" else None
+        trained = config.get("max_position_embeddings") if kind in EXTENDING else None
         settings = {"attention_factor": yarn_factor(scaling)} if kind == "yarn" else {}
         named_alike = ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"]
         named_alike += ["attention_factor"] if kind == "yarn" else []
@@ -67,7 +69,7 @@ class RopeConfig:
     @property
     def max_position(self) -> int:
         """Tokens that the scaling reaches; 0: it does not say."""
-        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
+        return int(self.original_max_position * self.factor) if self.kind in EXTENDING else 0
 
 
 def yarn_factor(scaling: dict) -> float:

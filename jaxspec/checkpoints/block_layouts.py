@@ -43,7 +43,6 @@ _ONLY: dict[str, Any] = {
     "draft_shift": False,
     "selector_rank": 0,
     "conv_kernel_size": 0,
-    "projector_type": None,
     "attention_sink_bias": False,
     "attention_value_scale": None,
     "output_multiplier": 1.0,
@@ -54,33 +53,44 @@ _ONLY: dict[str, Any] = {
 
 
 def dflash_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[BlockConfig]:
-    """The plan for DFlash and JetSpec. Raises ValueError for settings that are not supported or contradict each other."""
-    head = BlockConfig(**_fields(config, names, target))
-    dialect = "JetSpec" if all(head.causal) else "DFlash"
-    return TensorPlan(f"{dialect}, z-lab's names", head, block_layout(head))
+    """The plan for DFlash and JetSpec. Raises ValueError for settings that are not supported or contradict each other.
+
+    DeepSpec's DFlash is its DSpark with markov_rank 0, so each position predicts the token behind it, too.
+    """
+    settings = _settings(config, "dflash")
+    if rank := settings.get("markov_rank"):
+        raise ValueError(f"tensor '{MARKOV}1.weight' is missing: config.json has markov_rank={rank}")
+    is_deepspec = rank is not None
+    head = BlockConfig(**_fields(config, settings, names, target), predicts_next=is_deepspec)
+    dialect = "DFlash, DeepSpec's" if is_deepspec else "JetSpec, z-lab's" if all(head.causal) else "DFlash, z-lab's"
+    return TensorPlan(f"{dialect} names", head, block_layout(head), _unread(names) if is_deepspec else frozenset())
 
 
 def dspark_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[DSparkConfig]:
     """The plan for DSpark. Raises ValueError as `dflash_plan`."""
-    settings = _settings(config)
+    settings = _settings(config, "dspark")
     refuse(settings, {"markov_head_type": "vanilla"})
     rank = Whole(1).clean("config.json: markov_rank", require(settings, "markov_rank"))
-    head = DSparkConfig(**_fields(config, names, target), predicts_next=True, markov_rank=rank)
-    ignored = {*IN_PLACE, *(name for name in names if name.startswith(CONFIDENCE))}
-    return TensorPlan("DSpark, DeepSpec's names", head, block_layout(head), frozenset(ignored))
+    head = DSparkConfig(**_fields(config, settings, names, target), predicts_next=True, markov_rank=rank)
+    return TensorPlan("DSpark, DeepSpec's names", head, block_layout(head), _unread(names))
 
 
-def _settings(config: dict) -> dict[str, Any]:
-    """A config's settings. Raises ValueError, naming the first that has a wrong type or range, or that is not supported."""
+def _unread(names: Collection[str]) -> frozenset[str]:
+    """Of DeepSpec's tensors."""
+    return frozenset({*IN_PLACE, *(name for name in names if name.startswith(CONFIDENCE))})
+
+
+def _settings(config: dict, projector: str) -> dict[str, Any]:
+    """A config's settings. Raises ValueError, naming the first that has a wrong type or range, or that is not supported.
+    `projector`: SpecForge's word for this kind."""
     nested = Fields({}).clean("config.json: dflash_config", config.get("dflash_config") or {})
     settings = _SETTINGS.clean("config.json", config | {name: value for name, value in nested.items() if value is not None})
-    refuse(settings, _ONLY)
+    refuse(settings, _ONLY | {"projector_type": projector})
     return settings
 
 
-def _fields(config: dict, names: Collection[str], target: ModelConfig) -> dict[str, Any]:
+def _fields(config: dict, settings: dict, names: Collection[str], target: ModelConfig) -> dict[str, Any]:
     """The fields that all kinds have."""
-    settings = _settings(config)
     if settings.get("mask_token_id") is None:
         raise ValueError("config.json has no mask_token_id, neither at its top level nor in dflash_config")
     if "hidden_dim_adapter.proj.weight" in names:

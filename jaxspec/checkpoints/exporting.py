@@ -43,11 +43,12 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
         architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
         settings = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
         return Exported(hf_config(config.layer) | settings, eagle_layout(config))
-    if isinstance(config, BlockConfig) and dialect == OWN_DIALECTS[config.algorithm]:
+    if isinstance(config, BlockConfig) and dialect == ("deepspec" if config.predicts_next else "z-lab"):
         return _block(config)
     if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
-    raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
+    which = " that predict the next token" if isinstance(config, BlockConfig) and config.predicts_next else ""
+    raise ValueError(f"{config.algorithm} heads{which} can't be written in the {dialect} dialect")
 
 
 def warn_of_unread(config: HeadConfig, dialect: str) -> None:
@@ -96,8 +97,9 @@ def _block(config: BlockConfig) -> Exported:
     }
     if config.causal != has_window:
         settings |= dict.fromkeys(("causal_head", "causal"), config.causal[0])
-    if isinstance(config, DSparkConfig):
-        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": config.markov_rank, "markov_head_type": "vanilla"} | settings
+    if config.predicts_next:
+        rank = config.markov_rank if isinstance(config, DSparkConfig) else 0
+        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "markov_head_type": "vanilla"} | settings
     else:
         own = {"architectures": ["DFlashDraftModel"], "dflash_config": settings}
     windows = {
@@ -144,12 +146,15 @@ def _has_map(config: Eagle3Config) -> dict[str, bool]:
 def hf_config(config: ModelConfig) -> dict:
     """The contents of a config.json with these sizes, without a dtype."""
     model_type = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+    longest = config.max_position_embeddings
+    if config.rope.kind == "linear":  # the length before the scaling
+        longest = min(longest, config.rope.original_max_position)
     return {
         "architectures": [ARCHITECTURES[model_type]], "model_type": model_type, "hidden_act": "silu",
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads, "head_dim": config.head_dim,
         "num_key_value_heads": config.num_kv_heads, "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": longest, "tie_word_embeddings": config.tie_word_embeddings,
         **rope_settings(config.rope),
         **({"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}),
     }  # fmt: skip

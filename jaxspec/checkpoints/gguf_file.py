@@ -7,8 +7,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import hashlib
 import json
 import logging
+import math
 import mmap
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
+from jaxspec.checkpoints.sentence_pieces import CONTROL, Pieces, add_tokens
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
 
@@ -25,15 +28,13 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 DONE = "complete"
 """The file that marks a completely written directory."""
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Token types. Tokens of the last two are never split into pieces; user-defined ones are part of the text."""
 ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>", "_<EOT>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
 """Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
-SPACE = "\u2581"
-"""The space in SentencePiece's tokens."""
+TEMPLATE = "tokenizer.chat_template"
+"""Of a chat; with a dot and a name behind it, one for another purpose, such as tool_use."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
@@ -43,8 +44,6 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
 MOST_ELEMENTS = 2_000_000
 """The most elements in all lists of the metadata together; a vocabulary of 262,144 tokens has about a million."""
-LONGEST_TOKEN = 512
-"""In characters; finding the merges of a SentencePiece token takes time quadratic in its length."""
 LONGEST_ERROR = 500
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -175,7 +174,7 @@ def directory_of(file: Path) -> Path:
 def directory_for(file: Path) -> Path:
     """Where `directory_of` writes it: in ~/.cache/jaxspec/models. A higher number in the key leaves older versions' files alone."""
     state = file.stat()
-    key = hashlib.sha256(f"{INDEX} 2 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{INDEX} 3 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
 
 
@@ -218,13 +217,32 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
         raise ValueError(f"rope.dimension_count={rotated} is not supported: expected the width of a head, {config['head_dim']}")
     # as llama.cpp: a factor alone means linear, older files call it scale_linear, and 0 means none
     scaling, factor = get("rope.scaling.type", "linear"), float(get("rope.scaling.factor", get("rope.scale_linear", 0.0)))
-    if scaling == "linear" and factor not in (0.0, 1.0):
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif scaling not in ("none", "linear"):
-        raise ValueError(f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, llama3's factors")
+    if scaling not in ("none", "linear", "yarn"):
+        raise ValueError(
+            f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, yarn, llama3's factors"
+        )
+    if scaling != "none" and factor not in (0.0, 1.0):
+        length = config["max_position_embeddings"]  # of linear it is the length that the scaling reaches
+        of_linear = {"original_max_position_embeddings": max(1, int(length / factor))}
+        settings = yarn_settings(get, factor, length) if scaling == "yarn" else of_linear
+        config["rope_scaling"] = {"rope_type": scaling, "factor": factor, **settings}
     if ROPE_FACTORS in tensors:
         config["rope_scaling"] = llama3_scaling(config, np.asarray(tensors[ROPE_FACTORS].data, np.float32))
     return config
+
+
+def yarn_settings(get: Callable[..., Any], factor: float, context_length: int) -> dict[str, Any]:
+    """The settings of YaRN beside its factor. Of these llama.cpp reads attn_factor, which multiplies 0.1 ln(factor) + 1, and the
+    original length; the betas are those of the model's config. Raises ValueError for others that are not the usual ones."""
+    for name, usual in {"ext_factor": 1.0, "log_multiplier": 0.0, "attn_factor": 0.1 * math.log(factor) + 1.0}.items():
+        if abs((found := float(get(f"rope.scaling.yarn_{name}", usual))) - usual) > 1e-3:
+            raise ValueError(f"rope.scaling.yarn_{name}={found:g} is not supported: expected {usual:g}")
+    return {
+        "original_max_position_embeddings": get("rope.scaling.original_context_length", context_length),
+        "attn_factor": float(get("rope.scaling.attn_factor", 1.0)),
+        "beta_fast": float(get("rope.scaling.yarn_beta_fast", 32.0)),
+        "beta_slow": float(get("rope.scaling.yarn_beta_slow", 1.0)),
+    }
 
 
 def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
@@ -242,12 +260,14 @@ def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any
 
 def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
     """tokenizer.json and tokenizer_config.json, with the chat template. Raises ValueError for an unsupported kind."""
-    from tokenizers import AddedToken, processors
+    from tokenizers import processors
 
     kind, name = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre", "default")
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     if kind == "llama":
-        tokenizer, adds_bos = sentence_pieces(fields), True
+        pieces = Pieces(tokens, fields["tokenizer.ggml.scores"], types)
+        unknown, prefix = fields.get("tokenizer.ggml.unknown_token_id", 0), fields.get("tokenizer.ggml.add_space_prefix", True)
+        tokenizer, adds_bos = pieces._replace(unknown=unknown, prefix=bool(prefix)).tokenizer(), True
     elif kind == "gpt2" and name in PRE_TOKENIZERS:
         if name == "default":
             logger.warning("the file does not name its pre-tokenizer: GPT-2's may split numbers and punctuation unlike in training")
@@ -257,9 +277,7 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
         raise ValueError(
             f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
         )
-    for added, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
-        found = [token for token, each in zip(tokens, types, strict=True) if each == added]
-        add([AddedToken(token, special=added == CONTROL, normalized=False) for token in found])
+    add_tokens(tokenizer, tokens, types)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
@@ -268,8 +286,10 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
     for role in ("bos", "eos", "unknown", "padding"):
         if (number := fields.get(f"tokenizer.ggml.{role}_token_id")) is not None:
             settings[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = tokens[number]
-    if "tokenizer.chat_template" in fields:
-        settings["chat_template"] = fields["tokenizer.chat_template"]
+    if (template := fields.get(TEMPLATE)) is not None:
+        named = {key.removeprefix(f"{TEMPLATE}."): each for key, each in fields.items() if key.startswith(f"{TEMPLATE}.")}
+        several = [{"name": key, "template": each} for key, each in (named | {"default": template}).items()]
+        settings["chat_template"] = several if named else template
     if fields.get("tokenizer.ggml.add_bos_token", adds_bos):
         number, bos = fields["tokenizer.ggml.bos_token_id"], settings["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, number)])
@@ -291,34 +311,4 @@ def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
     tokenizer.pre_tokenizer, tokenizer.decoder = pre.Sequence(steps), decoders.ByteLevel()
     if how.normalizes:
         tokenizer.normalizer = normalizers.NFC()
-    return tokenizer
-
-
-def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
-    """A tokenizer of the kind llama: SentencePiece's BPE. Of all adjacent pieces that form a token, the pair whose token has the
-    highest score is merged first. Text outside the vocabulary becomes byte tokens."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
-    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
-    kinds = fields["tokenizer.ggml.token_type"]
-    if max(map(len, tokens)) > LONGEST_TOKEN:
-        raise ValueError(f"a token has {max(map(len, tokens))} characters; expected at most {LONGEST_TOKEN}")
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
-    if len(set(pieces.values())) == 1:
-        raise ValueError("all tokens have one score, so the order of merges is unknown: expected tokenizer.model's scores")
-    splits = (
-        (-score, at, token[:at], token[at:])
-        for token, score in pieces.items()
-        for at in range(1, len(token))
-        if token[:at] in pieces and token[at:] in pieces
-    )
-    merges = [(left, right) for *_, left, right in sorted(splits)]
-    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    prepended = [normalizers.Prepend(SPACE)] if prefix else []
-    stripped = [decoders.Strip(" ", 1, 0)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", SPACE)])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return tokenizer

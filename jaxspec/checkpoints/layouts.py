@@ -106,6 +106,8 @@ def eagle_layout(config: EagleConfig) -> Layout:
 
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+OUTPUT_IDS = ("target_layer_ids", "aux_hidden_states_layer_ids")
+"""The same at the top level of DeepSpec's and AngelSlim's configs, by output."""
 
 
 class Eagle3Names(NamedTuple):
@@ -179,26 +181,21 @@ def switch(settings: dict, names: tuple[str, ...], default: bool) -> bool:
 def captured_layers(config: dict, num_layers: int) -> tuple[int, ...]:
     """The target's layers whose *input* the head reads.
 
-    Configs name them in two ways. SGLang, SpecForge and NVIDIA (inside `eagle_config`) name the layer whose output is taken,
-    one less; speculators and vLLM (at the top level of a speculators config) name the layer whose input is taken.
+    Configs name them in two ways. SGLang, SpecForge and NVIDIA (inside `eagle_config`), DeepSpec and AngelSlim name the layer whose
+    output is taken, one less; speculators and vLLM (at the top level of a speculators config) name the layer whose input is taken.
 
     In:  {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, 32
     Out: (2, 16, 29), as for {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
     """
-    outputs, inputs = (config.get("eagle_config") or {}).get(LAYER_IDS) or None, config.get(LAYER_IDS)  # []: the default ones
-    if inputs is not None and "speculators_model_type" not in config:
+    inputs, by_input = config.get(LAYER_IDS), "speculators_model_type" in config
+    if inputs is not None and not by_input:
         raise ValueError(
             f"config.json has {LAYER_IDS} at its top level, which does not say whether it names layers by their output or their "
             "input: move it into eagle_config (SGLang's meaning: output), or give speculators_model_type (input)"
         )
-    for ids in (outputs, inputs):
-        if ids is not None and not (isinstance(ids, list) and all(type(layer) is int for layer in ids)):
-            raise ValueError(f"config.json: {LAYER_IDS} must be a list of whole numbers, got {ids!r}")
-    layers = None
-    if outputs is not None:
-        layers = tuple(1 + layer for layer in outputs)
-    if inputs is not None:
-        layers = tuple(inputs)
+    outputs = [(config.get("eagle_config") or {}).get(LAYER_IDS), *(config.get(name) for name in OUTPUT_IDS if not by_input)]
+    ids = inputs if inputs is not None else next(filter(None, outputs), None)  # []: the default ones
+    layers = None if ids is None else tuple(layer + (inputs is None) for layer in ids)
     count = config.get("num_aux_hidden_states") or (len(layers) if layers else 3)
     if layers is None and count == 3:
         return default_captured_layers(num_layers)

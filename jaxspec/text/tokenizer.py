@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that PyTorch is missing, which nothing here needs
 
@@ -39,6 +40,9 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
 def _load(directory: Path) -> Tokenizer:
     if is_plain(directory):
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    file, settings = directory / "tokenizer.model", _settings(directory)
+    if file.is_file() and not (directory / "tokenizer.json").is_file() and "auto_map" not in settings:
+        return _of_pieces(file, settings)
 
     from transformers import AutoTokenizer  # a third of a second
     from transformers.utils import logging
@@ -49,6 +53,19 @@ def _load(directory: Path) -> Tokenizer:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _of_pieces(file: Path, settings: dict) -> Tokenizer:
+    """The tokenizer of tokenizer.model, as transformers 4 made it: with `legacy`, a space begins text behind special tokens."""
+    from jaxspec.checkpoints.sentence_pieces import add_tokens, read_pieces  # few directories need it
+
+    pieces = read_pieces(file)
+    tokenizer = pieces.tokenizer(once=settings.get("legacy") is False)
+    add_tokens(tokenizer, pieces.tokens, pieces.kinds)
+    with TemporaryDirectory() as folder:
+        tokenizer.save(written := str(Path(folder) / "tokenizer.json"))
+        how = {"tokenizer_file": written, "add_bos_token": settings.get("add_bos_token", True)}
+        return PreTrainedTokenizerFast.from_pretrained(file.parent, local_files_only=True, **how)
 
 
 def check_same_tokens(target: Path, draft: Path) -> None:
@@ -71,20 +88,22 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 
 def is_plain(directory: Path) -> bool:
-    """Whether tokenizer.json is all there is to know. AutoTokenizer would read some in the way of a model type's class: in Qwen2's
-    whatever has the model type qwen2 (CodeQwen1.5, DeepSeek-R1-Distill-Qwen, GGUF files)."""
-    files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
-    if not all(file.is_file() for file in files):
+    """Whether tokenizer.json is all there is to know. AutoTokenizer reads its vocabulary only, where a class is named or the model
+    type has one, and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space behind
+    special tokens (LlamaTokenizer), and in Qwen2's way whatever has that model type (CodeQwen1.5, DeepSeek-R1-Distill-Qwen)."""
+    if not all((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "config.json")):
         return False
-    tokenizer, model = map(read_object, files[1:])
-    name, is_qwen2 = tokenizer.get("tokenizer_class"), model.get("model_type") == "qwen2"
-    named = name in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    return (named or (is_qwen2 and name not in ("Qwen2Tokenizer", "Qwen2TokenizerFast"))) and "auto_map" not in tokenizer
+    settings = _settings(directory)
+    return settings.get("tokenizer_class") not in ("Qwen2Tokenizer", "Qwen2TokenizerFast") and "auto_map" not in settings
 
 
 def _asks_for_bos(directory: Path) -> bool:
     """Whether the tokenizer is one of Llama's that begins each text with a token, even if tokenizer.json does not say so."""
-    file = directory / "tokenizer_config.json"
-    settings = read_object(file) if file.is_file() else {}
+    settings = _settings(directory)
     is_llama = settings.get("tokenizer_class") in ("LlamaTokenizer", "LlamaTokenizerFast")
     return is_llama and settings.get("add_bos_token") is True and settings.get("bos_token") is not None
+
+
+def _settings(directory: Path) -> dict:
+    file = directory / "tokenizer_config.json"
+    return read_object(file) if file.is_file() else {}

@@ -95,6 +95,18 @@ def eagle3_llama31(draft_vocab: int = 64, first: str = "midlayer.", hidden: int 
     return Head(LLAMA | {"draft_vocab_size": draft_vocab, "hidden_size": hidden}, tensors | token_map(draft_vocab))
 
 
+def deepspec_eagle3() -> Head:
+    """deepseek-ai/eagle3_qwen3_8b_ttt7: five layers of the target, q/k norms, copies of embedding and lm_head, and no maps."""
+    shapes = {"fc.weight": (HIDDEN, 5 * HIDDEN), "embed_tokens.weight": (VOCAB, HIDDEN)}
+    shapes |= {f"layers.0.self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
+    settings = {
+        "architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "head_dim": HEAD_DIM, "layer_types": ["full_attention"],
+        "num_target_layers": 8, "target_layer_ids": [0, 1, 3, 4, 6], "ttt_length": 7, "draft_vocab_size": None,
+    }  # fmt: skip
+    named = {name.replace(".", "__"): shape for name, shape in shapes.items()}
+    return eagle3_llama31(VOCAB, first="layers.0.").but("d2t", "t2d", config=settings, **named)
+
+
 def token_map(draft_vocab: int) -> dict[str, np.ndarray]:
     """d2t and t2d of every other token."""
     ids = np.arange(draft_vocab) * (VOCAB // draft_vocab)
@@ -150,6 +162,12 @@ def dspark() -> Head:
     shapes |= {"confidence_head.proj.weight": (1, HIDDEN + 4), "confidence_head.proj.bias": (1,)}
     added = {name.replace(".", "__"): shape for name, shape in shapes.items()}
     return dflash(7).but(config={"architectures": ["Qwen3DSparkModel"], **of_block, **of_heads}, **added)
+
+
+def deepspec_dflash() -> Head:
+    """deepseek-ai/dflash_qwen3_8b_block7: as its DSpark, without the two more heads."""
+    settings = {"markov_rank": 0, "enable_confidence_head": False, "markov_head_type": None, "confidence_head_with_markov": None}
+    return dspark().but(*(name for name in dspark().tensors if name.startswith(("markov", "confidence"))), config=settings)
 
 
 def mimo_mtp() -> dict[str, np.ndarray]:

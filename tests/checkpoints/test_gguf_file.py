@@ -2,19 +2,18 @@
 
 import importlib.util
 import json
+import math
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import SentencePieceBPETokenizer
 
 from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
@@ -22,12 +21,15 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Decoding, StoredRows
 from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.sentence_pieces import Pieces
 from jaxspec.checkpoints.storing import Storing
+from jaxspec.config import ModelConfig
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.rope_config import RopeConfig
 from jaxspec.testing import tiny_target, write_target
 from jaxspec.text.tokenizer import load_tokenizer
+from tests.checkpoints.test_sentence_pieces import merged_one_by_one, pieces
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 SIZES: dict[str, Any] = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=4, num_kv_heads=2)
@@ -52,43 +54,6 @@ def byte_vocabulary() -> list[str]:
 def tokens() -> list[str]:
     known = [*WORDS, *byte_vocabulary(), MARK, *("".join(merge.split(" ")) for merge in MERGES)]
     return known + [f"unused{number}" for number in range(SIZES["vocab_size"] - len(known))]
-
-
-class Pieces(NamedTuple):
-    """A vocabulary of SentencePiece's kind."""
-
-    tokens: list[str]
-    scores: list[float]
-    kinds: list[int]
-
-
-def pieces() -> Pieces:
-    """Trained on this file: <unk>, <s>, </s>, 256 bytes, what was merged in its order, and single characters."""
-    trained = SentencePieceBPETokenizer()
-    trained.train_from_iterator([Path(__file__).read_text()], vocab_size=900, show_progress=False)
-    state = json.loads(trained.to_str())["model"]
-    merged = ["".join(merge) for merge in state["merges"]]
-    known = [*dict.fromkeys(merged), *(token for token in state["vocab"] if len(token) == 1)]
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return Pieces(
-        [*special, *known], [0.0] * 259 + [-float(rank) for rank in range(len(known))], [2, 3, 3] + [6] * 256 + [1] * len(known)
-    )
-
-
-def merged_one_by_one(text: str, pieces: Pieces) -> list[int]:
-    """SentencePiece's algorithm as its paper has it: again and again, the two neighbours that make the best token."""
-    normal = [kind == 1 for kind in pieces.kinds]
-    score = {token: score for token, score, is_normal in zip(pieces.tokens, pieces.scores, normal, strict=True) if is_normal}
-    symbols = list("\u2581" + text.replace(" ", "\u2581"))
-    while True:
-        pairs = [(score[a + b], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
-        if not pairs:
-            break
-        at = -max(pairs)[1]
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    number = {token: number for number, token in enumerate(pieces.tokens)}
-    spelt = ([number[each]] if each in score else [3 + byte for byte in each.encode()] for each in symbols)
-    return [token for each in spelt for token in each]
 
 
 def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **changes: Any) -> Path:
@@ -117,7 +82,7 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
         writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1 if vocabulary else 0)
     writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(changes.pop("template", TEMPLATE))
     for name, value in changes.pop("text", {}).items():
         writer.add_string(f"{kind}.{name}", value)
     for name, value in changes.pop("numbers", {}).items():
@@ -141,6 +106,12 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def yarn(**numbers: float) -> dict[str, Any]:
+    """Changes of `write`: YaRN of the factor 4."""
+    named = {f"llama.rope.scaling.{name}": value for name, value in ({"factor": 4.0} | numbers).items()}
+    return {"text": {"rope.scaling.type": "yarn"}, "numbers": named}
 
 
 def gguf_name(name: str) -> str:
@@ -298,8 +269,30 @@ def test_rope_is_scaled_as_llama_cpp_does(tmp_path: Path, text: dict, numbers: d
     named = {f"llama.{name}": value for name, value in numbers.items()}
     file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", text=text, numbers=named)
     write_directory(file, tmp_path / "read")
-    rope = RopeConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
+    config = ModelConfig.from_hf(json.loads((tmp_path / "read" / "config.json").read_text()))
+    rope = config.rope
+    assert config.max_position_embeddings == 256, "the file's context_length"
     assert (rope.kind, rope.factor) == (("default", 1.0) if factor is None else ("linear", factor))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({}, {"original_max_position": 256, "attention_factor": 1.0 + 0.1 * math.log(4.0)}),
+        (
+            {"original_context_length": 512, "attn_factor": 0.5, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
+            {"original_max_position": 512, "attention_factor": 0.5 + 0.05 * math.log(4.0), "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+        ({"yarn_attn_factor": 1.138629, "yarn_ext_factor": 1.0}, {"original_max_position": 256, "attention_factor": 1.1386294}),
+    ],
+)
+def test_yarn_is_read_as_llama_cpp_does(tmp_path: Path, numbers: dict, expected: dict):
+    """Its factors of attention cancel to 0.1 ln(factor) + 1, times attn_factor (llama-context.cpp, ggml's rope_yarn)."""
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", **yarn(**numbers))
+    write_directory(file, tmp_path / "read")
+    config = load_target(tmp_path / "read", np.float32).config
+    assert vars(config.rope) == pytest.approx(vars(RopeConfig(config.rope.theta, "yarn", 4.0, **expected)))
+    assert config.max_position_embeddings == max(256, 4 * expected["original_max_position"])
 
 
 def test_answers_end_at_every_token_that_llama_cpp_ends_them_at():
@@ -327,6 +320,13 @@ def test_tokenizers_split_text_as_they_say(tmp_path: Path, caplog: pytest.LogCap
     assert (tokenizer.encode("the")[:1] == [0]) == how.adds_bos
     digits = tokenizer.tokenize("123")
     assert len(digits) == (3 if how.digits_apart or "qwen" in pre else 1)
+
+
+def test_tools_have_a_chat_template_of_their_own(tmp_path: Path):
+    several = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "{{ tools }}"}]
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", template=several)
+    write_directory(file, tmp_path / "read")
+    assert load_tokenizer(tmp_path / "read").chat_template == {"default": TEMPLATE, "tool_use": "{{ tools }}"}
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +374,10 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
         ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
         ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
         ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
-        ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
+        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "the rope scaling 'longrope' is not supported"),
+        ("llama", yarn(yarn_log_multiplier=0.1), "yarn_log_multiplier=0.1 is"),
+        ("llama", yarn(yarn_ext_factor=0.5), "yarn_ext_factor=0.5 is not"),
+        ("llama", yarn(yarn_attn_factor=1.0), "=1 is .* expected 1.13863"),
         ("llama", {"numbers": {"split.count": 2}}, "one of 2 parts of a file: join them first, with llama-gguf-split --merge"),
         ("llama", {"numbers": {"llama.rope.dimension_count": 8}}, "rope.dimension_count=8 is not supported: expected .* 16"),
         ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
@@ -454,9 +457,7 @@ def test_sizes_in_metadata_are_checked_before_they_are_used():
     with pytest.raises(ValueError, match=r"rope_freqs\.weight are not those of Llama"):
         gguf_file.llama3_scaling({"rope_theta": 10000.0, "head_dim": 2**40}, np.ones(8, np.float32))
     with pytest.raises(ValueError, match="a token has 513 characters; expected at most 512"):
-        gguf_file.sentence_pieces(
-            {"tokenizer.ggml.tokens": ["a" * 513], "tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
-        )
+        Pieces(["a" * 513], [0.0], [1]).tokenizer()
 
 
 @pytest.mark.parametrize("merge", ["x", "e zz"])

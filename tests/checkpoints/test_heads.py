@@ -22,6 +22,8 @@ from tests.checkpoints.real_heads import (
     HIDDEN,
     VOCAB,
     Head,
+    deepspec_dflash,
+    deepspec_eagle3,
     dflash,
     dspark,
     eagle3_llama31,
@@ -60,7 +62,9 @@ def test_bin_and_safetensors_hold_the_same_head():
         (eagle_qwen2(), "EAGLE"),
         (eagle3_llama31(), "EAGLE3"),
         (speculators(), "EAGLE3"),
+        (deepspec_eagle3(), "EAGLE3"),
         (dflash(), "DFLASH"),
+        (deepspec_dflash(), "DFLASH"),
         (dspark(), "DSPARK"),
     ],
 )
@@ -90,12 +94,18 @@ def test_a_block_heads_config_names_outputs_windows_and_causes(tmp_path):
         "windows, not causal": (dflash().but(config=windows | {"is_causal": False}), (2, 4, 6), (False, False), (None, 9)),
         "JetSpec": (dflash(causal_head=True), (2, 4, 6), (True, True), (None, None)),
         "DSpark": (dspark(), (2, 4, 6), (False, False), (None, None)),
+        "DeepSpec's DFlash": (deepspec_dflash(), (2, 4, 6), (False, False), (None, None)),
+        "projector": (dflash(projector_type="dflash"), (2, 4, 6), (False, False), (None, None)),
+        "SpecForge's DSpark": (
+            dspark().but(config={"dflash_config": {"projector_type": "dspark", "markov_rank": 4}, "markov_rank": None}),
+            (2, 4, 6), (False, False), (None, None),
+        ),
     }  # fmt: skip
     for name, (head, captured, causal, sizes) in cases.items():
         config = load_head(head.write(tmp_path / name), tiny_target()).config
         assert (config.captured_layers, config.causal, config.windows) == (captured, causal, sizes), name
         assert not config.own_embedding and config.draft_vocab_size is None
-        assert config.max_steps == (7 if name == "DSpark" else 5) and config.mask_token_id == 127
+        assert config.max_steps == (7 if name.endswith(("DSpark", "DeepSpec's DFlash")) else 5) and config.mask_token_id == 127
 
 
 def test_a_block_head_takes_no_token_map(tmp_path):
@@ -161,6 +171,9 @@ REFUSED = {
     "descending layers": (
         eagle3_llama31().but(config={"eagle_config": {IDS: [4, 1, 3]}}), r"ascending, distinct layers.*\[5, 2, 4\]",
     ),
+    "DeepSpec's layers by name": (
+        eagle3_llama31().but(config={"target_layer_ids": ["1", "2"]}), "target_layer_ids.0 must be a whole number from -10000",
+    ),
     "layers beyond the target": (speculators(**{IDS: [2, 4, 9]}), "names layers that a target of 8 layers does not have"),
     "layers before the target": (speculators(**{IDS: [-1, 2, 4]}), "names layers that a target of 8 layers does not have"),
     "another number of streams": (
@@ -179,6 +192,7 @@ REFUSED = {
     "half the biases": (eagle_qwen2().but("layers.0.self_attn.k_proj.bias"), "'layers.0.self_attn.k_proj.bias' is missing"),
     "DFlash 2": (dflash(selector_rank=256, selector_top_k=16), "selector_rank=256 is not supported"),
     "Domino": (dflash(projector_type="domino"), "projector_type='domino' is not supported"),
+    "DSpark without its biases": (dflash(markov_rank=4), "markov_w1.weight' is missing: config.json has markov_rank=4"),
     "capped logits": (dflash(final_logit_softcapping=20.0), "final_logit_softcapping=20.0 is not supported"),
     "DFlash by speculators": (dflash().but(config={"speculators_model_type": "dflash"}), "speculators_model_type='dflash' is not"),
     "no mask token": (dflash(mask_token_id=None), "config.json has no mask_token_id"),
@@ -259,6 +273,8 @@ def test_captured_layers_by_output_and_by_input():
     by_input = {"speculators_model_type": "eagle3", IDS: [2, 16, 29]}
     assert captured_layers(by_output, 32) == captured_layers(by_input, 32) == default_captured_layers(32) == captured_layers({}, 32)
     assert captured_layers({"eagle_config": {IDS: [1, 17, 33]}}, 36) == (2, 18, 34)
+    assert captured_layers({"target_layer_ids": [1, 9, 17, 25, 33]}, 36) == (2, 10, 18, 26, 34), "DeepSpec's"
+    assert captured_layers({"aux_hidden_states_layer_ids": [1, 14, 26]}, 32) == (2, 15, 27), "AngelSlim's"
     assert captured_layers({"eagle_config": {IDS: []}}, 32) == default_captured_layers(32), "ModelOpt's way to say the default"
 
 

@@ -287,6 +287,12 @@ def test_rope_parameters_are_followed_or_refused():
     assert RopeConfig.from_hf({"rope_scaling": linear}) == RopeConfig(kind="linear", factor=2.0), "only YaRN scales attention"
 
 
+def test_linear_scaling_extends_the_length():
+    """vicuna-7b-v1.5-16k: max_position_embeddings is what Llama 2 was trained with."""
+    config = hf_config(tiny_config(max_position_embeddings=4096)) | {"rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert ModelConfig.from_hf(config).max_position_embeddings == 16384
+
+
 def test_yarn_beside_the_parameters_of_transformers_5_counts():
     """As where a model's card says to add it."""
     own, added = {"rope_type": "default", "rope_theta": 1e6}, {"factor": 4.0, "original_max_position_embeddings": 64}
@@ -309,7 +315,7 @@ def test_rope_parameters_that_say_too_little_or_too_much_are_refused(rope, messa
     "rope",
     [
         RopeConfig(1e6),
-        RopeConfig(1e4, "linear", 2.0),
+        RopeConfig(1e4, "linear", 2.0, original_max_position=128),
         RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64),
         RopeConfig(1e4, "yarn", 4.0, original_max_position=64, beta_fast=30.0, beta_slow=2.0, attention_factor=1.2),
     ],

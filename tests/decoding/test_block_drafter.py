@@ -1,6 +1,7 @@
 """Block heads: what their authors' code drafts, the best trees, and the text of plain decoding whatever they propose."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.writing import write_checkpoint
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.block_drafter import BlockDrafter, Children, behind, best_texts, block_logits, chain, view
 from jaxspec.decoding.drafter import Merged, NewTokens
@@ -29,7 +32,9 @@ from tests.reference import FIXTURES
 from tests.sets import exhaustive
 
 BLOCKS = FIXTURES / "block_heads"
-OTHERS = [("windows", 40), ("dflash", 5), ("dflash", 40), ("dspark", 5), ("jetspec", 5), ("jetspec", 40)]
+HEADS = ("markov_head.", "confidence_head.")
+"""What DeepSpec's DSpark has and its DFlash does not."""
+OTHERS = [("windows", 40), ("dflash", 5), ("dflash", 40), ("dspark", 5), ("deepspec", 40), ("jetspec", 5), ("jetspec", 40)]
 CAPTURED = (1, 2)
 PAGE, LENGTH = 4, 64
 TARGET = engine_target()
@@ -46,8 +51,12 @@ KINDS = [
 
 def published(name: str, directory: Path) -> Path:
     """A head in the published layout, with the config of this case."""
-    source = BLOCKS / ("dspark" if name == "dspark" else "dflash")
+    source = BLOCKS / ("dspark" if name in ("dspark", "deepspec") else "dflash")
     shutil.copytree(source, directory / name)
+    if name == "deepspec":
+        config = json.loads((source / "config.json").read_text()) | {"markov_rank": 0, "enable_confidence_head": False}
+        tensors = load_file(source / "model.safetensors").items()
+        write_checkpoint(directory / name, config, [each for each in tensors if not each[0].startswith(HEADS)])
     if (config := source / f"{name}.json").exists():
         shutil.copy(config, directory / name / "config.json")
     return directory / name
@@ -64,7 +73,14 @@ def state_with(drafter: BlockDrafter, target: LoadedTarget, length: int, root: j
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, np.ndarray]:
-    return dict(np.load(BLOCKS / "golden.npz"))
+    """Also what DeepSpec's DFlash drafts: its DSpark's logits without the biases."""
+    found, tensors = dict(np.load(BLOCKS / "golden.npz")), load_file(BLOCKS / "dspark/model.safetensors")
+    before, after = (tensors[f"markov_head.markov_w{number}.weight"] for number in (1, 2))
+    for start in (5, 40):
+        tokens = np.r_[found["ids"][:, start], found[f"dspark_tokens_{start}"][:-1]]
+        logits = found[f"dspark_logits_{start}"] - before[tokens] @ after.T
+        found |= {f"deepspec_logits_{start}": logits, f"deepspec_tokens_{start}": logits.argmax(-1)}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +97,7 @@ def features(golden, target) -> jax.Array:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("windows", 5), ("dspark", 40), *(exhaustive(*each) for each in OTHERS)],
+    [("windows", 5), ("dspark", 40), ("deepspec", 5), *(exhaustive(*each) for each in OTHERS)],
 )
 def test_drafts_are_those_of_the_authors_code(golden, target, features, tmp_path, name, start):
     """The features come in chunks, the last one of one token, and slots that were never written hold NaN, which one of both

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 from jaxspec.defaults import BUILT_IN_TARGET
@@ -34,7 +36,7 @@ def test_the_quick_way_gives_what_transformers_chooses(directory: Path):
 
 def test_everything_else_is_left_to_transformers(directory: Path):
     for file, changes in (
-        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"}),
         ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {}}),
     ):
         before = (directory / file).read_text()
@@ -46,14 +48,38 @@ def test_everything_else_is_left_to_transformers(directory: Path):
     assert not is_plain(directory)
 
 
-@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast"])
-def test_tokenizer_json_decides_whatever_the_model_type(directory: Path, name: str):
-    """AutoTokenizer has a class for qwen2, which splits and decodes in its own way."""
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "GPT2Tokenizer", None])
+def test_tokenizer_json_decides_whatever_the_class_and_model_type(directory: Path, name: str | None, model_type: str):
+    """AutoTokenizer has classes that split and decode in their own way, and one for qwen2 and qwen3."""
     parts = {"normalizer": {"type": "Prepend", "prepend": "a"}, "pre_tokenizer": None, "decoder": {"type": "Fuse"}}
     change(directory / "tokenizer.json", **parts)
-    change(directory / "config.json", model_type="qwen2")
+    change(directory / "config.json", model_type=model_type)
     change(directory / "tokenizer_config.json", tokenizer_class=name)
     assert parts.items() <= json.loads(load_tokenizer(directory).backend_tokenizer.to_str()).items()
+
+
+def test_smollm_keeps_its_lone_digits(directory: Path):
+    """Its class on the Hub is GPT-2's, its pre-tokenizer is not: lines before a number are one token."""
+    known = Tokenizer(BPE({"Ċ": 0, "ĊĊ": 1, "1": 2, ".": 3}, [("Ċ", "Ċ")]))
+    known.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    known.save(str(directory / "tokenizer.json"))
+    change(directory / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    assert load_tokenizer(directory).tokenize("\n\n1.") == ["ĊĊ", "1", "."]
+
+
+@pytest.mark.parametrize("legacy", [True, False, None])
+def test_llama_2_puts_a_space_behind_special_tokens(directory: Path, legacy: bool | None):
+    """As the model was trained: tokenizer.json says so (TinyLlama, Llama 2), and `legacy` is about tokenizer.model."""
+    special = ["<unk>", "<s>", "</s>"]
+    pieces = Tokenizer(BPE({token: number for number, token in enumerate([*special, "\u2581", "a", "\u2581a"])}, [("\u2581", "a")]))
+    pieces.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    pieces.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    pieces.save(str(directory / "tokenizer.json"))
+    named = dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True))
+    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": legacy, "add_bos_token": True, **named}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(directory).encode("a</s>a a") == [1, 5, 2, 5, 5]
 
 
 @pytest.mark.parametrize(("model_type", "asks"), [("qwen2", True), ("qwen2", False), ("llama", True)])

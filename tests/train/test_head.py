@@ -408,6 +408,7 @@ def test_block_heads_that_can_not_be_trained_further(tmp_path, target, data, mon
         (random_block(target.config, markov_rank=4), "HEAD is a DSPARK head, which can't be trained here"),
         (random_block(target.config), "a block of HEAD drafts 5 tokens, not 6: leave depth out"),
         (random_block(target.config, causal=(True, True)), "HEAD is of the algorithm jetspec, not dflash"),
+        (random_block(target.config, predicts_next=True), "heads that predict the next token can't be written in the z-lab"),
     ):
         monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_, head=head: head)
         with pytest.raises(ValueError, match=message):
