@@ -52,7 +52,6 @@ CHAT = (
     | each("functions", [])
     | each("modalities", ["text"])
     | each("verbosity", "medium")
-    | each("reasoning_effort", "none")
     | each("service_tier", "auto", "default")
 )  # fmt: skip
 RESPONSES = (

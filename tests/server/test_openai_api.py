@@ -5,8 +5,11 @@ import pytest
 from jaxspec.sampling_params import MAX_N, SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.api import model_card
+from jaxspec.text.answer_parser import REASONING_FORMATS
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, RESPONSES, USER, Client, asking, served
 from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, TREE
+from tests.server.test_bad_input import refusal
+from tests.server.test_messages_api import THINKS
 
 TEMPLATED = "user: hi\n"  # what the template makes of USER
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -303,6 +306,22 @@ def test_a_reply_can_be_sent_back(client: Client):
     """openai-python sends the fields of a reply that it did not use as nulls and empty lists."""
     reply = {"role": "assistant", "content": "hello", "refusal": None, "annotations": [], "tool_calls": None, "audio": None}
     assert client.post("/v1/chat/completions", messages=[*USER, reply, *USER], max_tokens=1).status_code == 200
+
+
+def test_without_effort_there_is_no_thinking(caller: Client):
+    with served(template=THINKS, reasoning=REASONING_FORMATS["qwen3"]) as own:
+        for fields, prompt in (
+            ({"reasoning_effort": None}, "hi"),
+            ({"reasoning_effort": "none"}, "hino"),
+            ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "hi<think>"),
+        ):
+            assert own.post(CHAT, messages=USER, max_tokens=2, **fields).status_code == 200
+            assert bytes(own.engine.prompts[-1]).decode() == prompt
+        assert own.post(RESPONSES, input="hi", max_output_tokens=2, reasoning={"effort": "none"}).status_code == 200
+        assert bytes(own.engine.prompts[-1]).decode() == "hino"
+    error = refusal(caller.post(CHAT, messages=USER, reasoning_effort="none"), 400)
+    assert error["param"] == "reasoning_effort" and "can't turn thinking off" in error["message"]
+    assert refusal(caller.post(CHAT, messages=USER, reasoning_effort="low"), 400)["param"] == "reasoning_effort"
 
 
 # Extensions by vLLM and SGLang

@@ -13,6 +13,7 @@ from jaxspec.server.fields import (
     CacheSalt,
     Copies,
     LogprobCount,
+    Only,
     Priority,
     Prompt,
     RequestModel,
@@ -31,6 +32,8 @@ from jaxspec.text.answer_parser import AnswerFormat, Thinking
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions; a chat reply may fill the context."""
+THINKING = "enable_thinking"
+"""The variable by which chat templates let a request turn thinking on and off."""
 _COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
 _CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
 """Our names of fields, and the clients' where they differ."""
@@ -116,6 +119,8 @@ class ChatRequest(ConversationFields, OpenAIRequest):
     """SGLang's: false leaves the thinking in the content. With a reasoning parser only."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves it out of the response."""
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    """none: the model does not think, if its chat template can turn it off and chat_template_kwargs does not say otherwise."""
 
 
 def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatch:
@@ -168,8 +173,24 @@ def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, 
     """The tools that the answer may call, and the conversation as text and as token ids. Raises ApiError, naming the field at
     fault."""
     use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
-    text = conversation_text(body.messages, body, model, use)
+    thinks = None if body.reasoning_effort is None else False
+    options = thinking_options(thinks, model, "reasoning_effort") | (body.chat_template_kwargs or {})
+    text = conversation_text(body.messages, body.model_copy(update={"chat_template_kwargs": options or None}), model, use)
     return use, text, model.chat_token_ids(text)
+
+
+def thinking_options(thinks: bool | None, model: ServedModel, param: str) -> dict[str, Any]:
+    """The template's variables for an answer with or without thinking; None: as the model does. Raises ApiError, naming `param`,
+    if the model can't."""
+    if thinks is None:
+        return {}
+    if thinks and model.reasoning is None:
+        raise wrong(f"{param}:", "the thinking is not known: leave it out, or start the server with --reasoning-parser")
+    if model.chat_template is not None and THINKING in model.chat_template.options:
+        return {THINKING: thinks}
+    if not thinks and model.reasoning is not None:
+        raise wrong(f"{param}:", "the model's chat template can't turn thinking off: leave it out")
+    return {}
 
 
 def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:
