@@ -372,13 +372,15 @@ def test_the_prompt_alone_without_logprobs(client: Client):
 def test_token_ids(client: Client, path: str):
     body = BODIES[path]
     expected = list(TEXT.encode()[:15])
-    [choice] = client.post(path, **body, max_tokens=15, return_token_ids=True).json()["choices"]
-    prompt = choice["prompt_token_ids"]
+    answer = client.post(path, **body, max_tokens=15, return_token_ids=True).json()
+    [choice], prompt = answer["choices"], answer["choices"][0]["prompt_token_ids"]
     assert choice["token_ids"] == expected and prompt == list(b"hello" if path == COMPLETIONS else b"user: hi\n")
     chunks = client.events(path, **body, max_tokens=15, return_token_ids=True)
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == expected
     assert [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == [prompt]
     assert "token_ids" not in client.post(path, **body, max_tokens=5).json()["choices"][0]
+    beside = [each.get("prompt_token_ids") for each in (answer, *chunks)]
+    assert beside == [prompt if path == CHAT and number < 2 else None for number in range(len(beside))]
 
 
 def test_token_ids_of_held_back_text(client: Client):
