@@ -69,9 +69,9 @@ class RequestBatch:
 
 def without_output(output: GenerationOutput) -> GenerationOutput:
     """The same with the prompt alone."""
-    nothing = None if output.logprobs is None else ()
+    nothing, reason = None if output.logprobs is None else (), "abort" if output.finish_reason == "abort" else "length"
     return replace(
-        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason="length", speculation=Speculation()
+        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason=reason, speculation=Speculation()
     )
 
 
