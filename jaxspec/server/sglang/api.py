@@ -60,7 +60,7 @@ class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
     max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    """The most tokens to generate; 0: only the prompt is scored, without stream."""
+    """The most tokens to generate; 0, without stream: the prompt is cached and, with return_logprob, scored."""
 
 
 type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]
@@ -181,8 +181,8 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     model.check_count(given, first.n, param=param, n_param=names["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     prompt_only = first.max_new_tokens == 0
-    if prompt_only and (not body.return_logprob or body.stream):
-        raise wrong(names["max_tokens"], "must be at least 1, or 0 with return_logprob and without stream")
+    if prompt_only and body.stream:
+        raise wrong(names["max_tokens"], "must be at least 1, or 0 without stream")
     prompts, repeated = [], 0
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
