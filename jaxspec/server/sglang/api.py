@@ -30,7 +30,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
-from jaxspec.server.neutral_fields import GENERATE, each, neutral
+from jaxspec.server.neutral_fields import GENERATE, GENERATE_SAMPLING, neutral
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.sending import ResponseModel, failures, success_or_stream
@@ -55,7 +55,7 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-@neutral(each("spaces_between_special_tokens", True) | each("stop_regex", []))
+@neutral(GENERATE_SAMPLING)
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
