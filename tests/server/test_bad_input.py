@@ -226,6 +226,9 @@ def test_half_a_surrogate_pair(client: Client):
         {name: "z" * 500 for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "stream", "echo")},
         {"prompt": ["z" * 500, 1]}, {"logit_bias": {"z" * 500: 1}}, {"speculative": {"z" * 500: "z" * 500}},
         {"stream": True, "stream_options": {f"{number}{'z' * 50}": 1 for number in range(20)}},
+        {"structured_outputs": {"structural_tag": {"format": {"type": "any_text", "z" * 5000: 1}}}},
+        {"guided_json": {"properties": {"z" * 5000: {"not": {}}}}}, {"guided_json": {"type": "z" * 5000}},
+        {"regex": "(" + "z" * 5000},
     ],
     ids=lambda body: f"{next(iter(body))[:20]} and {len(body) - 1} more",
 )  # fmt: skip
