@@ -280,6 +280,16 @@ def test_a_chat_reply_may_fill_the_context(client: Client):
     assert answer["usage"]["total_tokens"] == CONTEXT
 
 
+def test_log_probabilities_of_long_contexts_fit_unless_more_is_asked_for():
+    with served(template=CHAT_TEMPLATE, context_length=2**18) as own:
+        for path, field, logprobs in ((CHAT, "max_completion_tokens", {"logprobs": True}), (RESPONSES, "max_output_tokens", {})):
+            body = BODIES[path] | logprobs | {"top_logprobs": 20, "stop": "quick"}
+            assert own.post(path, **body).status_code == 200
+            assert own.engine.params[-1].max_tokens == 2**21 // 21
+            error = refusal(own.post(path, **body, **{field: 2**17}), 400)
+            assert error["param"] == "top_logprobs" and f"lower it or {field}, or split the request" in error["message"]
+
+
 def test_max_completion_tokens_wins(client: Client):
     answer = client.post("/v1/chat/completions", messages=USER, max_tokens=9, max_completion_tokens=4).json()
     assert answer["usage"]["completion_tokens"] == 4

@@ -23,7 +23,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
-from jaxspec.server.running import RequestBatch
+from jaxspec.server.running import MAX_LOGPROBS, RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
@@ -103,7 +103,7 @@ class ChatRequest(ConversationFields, OpenAIRequest):
 
     messages: Messages
     max_completion_tokens: TokenCount | None = None
-    """None: max_tokens, or the rest of the context."""
+    """None: max_tokens, or the rest of the context, or with logprobs as many as fit into a response."""
     max_tokens: TokenCount | None = None
     """The older name of max_completion_tokens, which takes precedence."""
     logprobs: bool | None = None
@@ -158,10 +158,12 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     model.check_count("", body.n, param="messages", n_param="n")
     use, text, ids = chat_prompt(body, model)
     names, max_tokens = chat_names(body), body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    default = None if logprobs is None else MAX_LOGPROBS // ((logprobs + 1) * (body.n or 1))
+    budget = model.budget(len(ids), max_tokens, default, param="messages", budget_param=names["max_tokens"])
     answer = answer_format(body, model, use, text)
     constraint = constraint_for(use, given_constraint(body), answer.reasoning, answer.thinking)
-    more: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    more: dict[str, Any] = {"logprobs": logprobs}
     if model.has_special(*(use.format.tags if use else ()), *(answer.reasoning[:2] if answer.reasoning else ())):
         more["skip_special_tokens"] = False  # the parser needs them
     ends = model.chat_template.stop if model.chat_template else ()

@@ -101,7 +101,7 @@ class ResponsesRequest(OpenAIRequest):
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: TokenCount | None = None
-    """None: the rest of the context."""
+    """None: the rest of the context, or with log probabilities as many as fit into a response."""
     tools: FlatTools | None = None
     tool_choice: FlatToolChoice | None = None
     """None: auto, if there are tools."""
