@@ -32,8 +32,8 @@ MAX_STACK = 2**20
 ORPHAN_SECONDS = 20
 """After which the process ends itself, in case its server is gone and can't stop it."""
 STATM = "/proc/self/statm"
-MAX_REASON = 300
-"""Characters of an error."""
+MAX_REASON = 190
+"""Characters of an error, which may repeat parts of the grammar."""
 MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
 LEAST_BYTES = 2**18  # what a grammar counts at least: with use it grows (1,007 hostile ones took 254 kB each, 28 November 2026)
 UNFORCED = '%llguidance {"no_forcing": true}'
@@ -130,7 +130,7 @@ def _matcher(vocabulary: llguidance.LLTokenizer, grammar: str) -> llguidance.LLM
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(" ".join(matcher.get_error().split())[:MAX_REASON])
+        raise ValueError(" ".join(matcher.get_error().split()))
     return matcher
 
 
@@ -334,7 +334,9 @@ class GrammarTrial:
             matcher = compiled(self._vocabulary, request["kind"], request["text"])
             return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
         except (ValueError, RecursionError) as error:
-            return {"error": str(error) if isinstance(error, ValueError) else "it is nested too deeply"}
+            reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
+            half = MAX_REASON // 2  # the place is at the end
+            return {"error": reason if len(reason) <= MAX_REASON else f"{reason[:half]} ... {reason[-half:]}"}
 
 
 def _used_bytes() -> int:

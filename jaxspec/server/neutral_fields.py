@@ -24,13 +24,14 @@ OPENAI = (
         custom_logit_processor custom_params watermark watermarking rid extra_key data_parallel_rank
         thinking_token_budget truncate_prompt_tokens truncation_side logprob_token_ids prompt_logprobs
         return_tokens_as_token_ids return_mm_kwargs kv_transfer_params ec_transfer_params vllm_xargs repetition_detection
-        stream_interval
+        bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank ngram_corpus_id
     """)
     | each("return_hidden_states return_routed_experts return_cached_tokens_details return_weight_versions", False)
     | each("return_token_offsets use_beam_search", False)
     | each("routed_experts_start_len routed_experts_prompt_start", 0)
     | each("bad_words stop_regex", [])
     | each("length_penalty", 1.0, 1)
+    | each("stream_interval", 1)
     | each("spaces_between_special_tokens", True)
     | each("mm_payload", "tensors")
 )
@@ -52,7 +53,6 @@ CHAT = (
     | each("functions", [])
     | each("modalities", ["text"])
     | each("verbosity", "medium")
-    | each("reasoning_effort", "none")
     | each("service_tier", "auto", "default")
 )  # fmt: skip
 RESPONSES = (
@@ -75,7 +75,7 @@ MESSAGES = (
 """Anthropic's Messages API. The last value keeps all thinking, as is done here."""
 GENERATE = (
     each("""
-        token_ids_logprob image_data audio_data video_data lora_path lora_id session_id session_params input_embeds mm_hashes
+        token_ids_logprob image_data audio_data video_data lora_id session_id session_params input_embeds mm_hashes
         mm_content_hashes video_config watermark return_sampling_mask sampling_logprobs_mode modalities custom_logit_processor
         positional_embed_overrides bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size routed_dp_rank
         data_parallel_rank disagg_prefill_dp_rank routing_key conversation_id http_worker_ipc max_thinking_tokens extra_key
@@ -90,7 +90,14 @@ GENERATE = (
     """, False)
     | each("log_metrics", True)
     | each("routed_experts_start_len", 0)
+    | each("lora_path", "")
 )  # fmt: skip
+GENERATE_SAMPLING = (
+    each("custom_params") | each("spaces_between_special_tokens", True) | each("stop_regex", []) | each("stream_interval", 1)
+)
+"""`sampling_params` of /generate."""
+TOKENIZE = each("chat_template mm_processor_kwargs media_io_kwargs tool_choice reasoning_effort")
+"""/tokenize. No endpoint takes a template: it is a program."""
 
 
 def neutral[Model: RequestModel](fields: Neutral) -> Callable[[type[Model]], type[Model]]:

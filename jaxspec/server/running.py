@@ -69,9 +69,9 @@ class RequestBatch:
 
 def without_output(output: GenerationOutput) -> GenerationOutput:
     """The same with the prompt alone."""
-    nothing = None if output.logprobs is None else ()
+    nothing, reason = None if output.logprobs is None else (), "abort" if output.finish_reason == "abort" else "length"
     return replace(
-        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason="length", speculation=Speculation()
+        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason=reason, speculation=Speculation()
     )
 
 
@@ -145,8 +145,9 @@ async def start(running: RunningRequests, request: Request, batch: RequestBatch,
     """
     running.check_open()
     if (count := batch.max_logprobs) > MAX_LOGPROBS:
-        param = client_names.get("logprobs", "logprobs")
-        raise wrong(f"{param}:", f"the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request")
+        param, budget = (client_names.get(name, name) for name in ("logprobs", "max_tokens"))
+        said = f"the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit"
+        raise wrong(f"{param}:", f"{said}: lower it or {budget}, or split the request")
     rid, names = client_names.get("rid", "rid"), batch.names(request.state.request_id)
     if isinstance(batch.rid, list) and not len(set(batch.rid)) == len(batch.rid) == len(batch.prompts):
         raise wrong(rid, f"must be one name, or a different one for each of the {len(batch.prompts)} prompts")

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response, StreamingResponse
@@ -116,6 +118,7 @@ async def respond(
 
     async def work() -> Response:
         batch = await request.state.run(prepare)
+        await checkpoint_if_cancelled()  # meanwhile the client may have hung up
         builder = build(batch)
         generation = await start(running, request, batch, client_names)
         if stream:
@@ -129,18 +132,17 @@ async def respond(
 
 
 async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, which is cancelled as soon as the client hangs up."""
-    task = asyncio.ensure_future(work)
+    """The result of the work, which is cancelled as soon as the client hangs up. A thread can't be: it is waited for, so that the
+    request keeps its turn and its share of the memory as long as its thread works."""
     disconnect = asyncio.ensure_future(_disconnect(request))
     try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
+        with CancelScope() as scope:  # Task.cancel would not wait for threads
+            disconnect.add_done_callback(lambda _: scope.cancel())
+            return await work
         raise ClientDisconnected
     finally:
-        for each in (task, disconnect):
-            each.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(disconnect, return_exceptions=True)
 
 
 async def _disconnect(request: Request) -> None:

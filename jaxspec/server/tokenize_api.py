@@ -14,8 +14,9 @@ from pydantic import FailFast, Field
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError, wrong
-from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, described_as
+from jaxspec.server.fields import MAX_INT, RequestModel, Strings, described_as
 from jaxspec.server.model import ServedModel, check_unicode
+from jaxspec.server.neutral_fields import TOKENIZE, neutral
 from jaxspec.server.sending import ResponseModel, failures, json_response, success
 from jaxspec.server.tools import ConversationFields, chosen_tools, conversation_text
 from jaxspec.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ IdsToDecode = Annotated[
 ]
 
 
+@neutral(TOKENIZE)
 class TokenizeRequest(ConversationFields):
     """POST /tokenize, with either prompt or messages."""
 
@@ -51,8 +53,6 @@ class TokenizeRequest(ConversationFields):
     """None: the tokens that begin and end a prompt. A chat template writes its own, so messages get none."""
     return_token_strs: bool | None = None
     """vLLM's: the response has the tokens as they are in the vocabulary."""
-    chat_template: Annotated[Any, Only()] = None
-    """Never from a request: a template is a program."""
 
 
 class TokenizeResponse(ResponseModel):

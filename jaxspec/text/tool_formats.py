@@ -146,7 +146,7 @@ def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
     parts = {name: part if isinstance(part, Mapping) else {} for name, part in properties.items()}
     for name, part in parts.items():
         if not isinstance(values_of(part), list | None):
-            raise ValueError(f"have an enum of {name} that is no list")
+            raise ValueError(f"have an enum of {name!r:.60} that is no list")
     if (moved := _moved(parts)) != parts and isinstance(named := definitions.get("$defs", {}), Mapping):
         definitions["$defs"], parts = {**named, WHOLE: {"properties": moved}}, moved
     return [(name, {**definitions, **part}, name in required) for name, part in parts.items()]

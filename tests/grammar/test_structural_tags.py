@@ -143,7 +143,7 @@ def test_references_reach_the_whole_schema(schema: dict[str, Any]):
         ({"properties": [1]}, "properties"),
         ({"properties": {"a": {}}, "required": 5}, "required"),
         ({"properties": {"a": {}}, "required": ["b"]}, "required"),
-        ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum of a"),
+        ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum of 'a'"),
         ({"minProperties": 1, "additionalProperties": True}, "minProperties"),
     ],
 )

@@ -86,7 +86,8 @@ def test_messages_speak_of_the_clients_fields(client: Client, path: str, body: d
     assert refusal(client.post(path, **body), 400)["message"] == message
 
 
-WITH_MODEL = [*BODIES.items(), ("/tokenize", {"prompt": "x"})]
+TOKENIZE = "/tokenize"
+WITH_MODEL = [*BODIES.items(), (TOKENIZE, {"prompt": "x"})]
 
 
 @pytest.mark.parametrize(("path", "body"), WITH_MODEL)
@@ -129,13 +130,14 @@ NEUTRAL = {
     GENERATE: neutral_fields.GENERATE,
     RESPONSES: neutral_fields.OPENAI | neutral_fields.RESPONSES,
     MESSAGES: neutral_fields.MESSAGES,
+    TOKENIZE: neutral_fields.TOKENIZE,
 }
 
 
 @pytest.mark.parametrize("path", NEUTRAL)
 def test_defaults_of_other_servers_pass_and_nothing_else(client: Client, path: str):
     """Routers write all of them into every request."""
-    body, table = BODIES[path], NEUTRAL[path]
+    body, table = dict(WITH_MODEL)[path], NEUTRAL[path]
     assert client.post(path, **body, **dict.fromkeys(table)).status_code == 200
     assert client.post(path, **body, **{name: values[-1] if values else None for name, values in table.items()}).status_code == 200
     for name in table:
@@ -146,6 +148,14 @@ def test_defaults_of_other_servers_pass_and_nothing_else(client: Client, path: s
 def test_what_routers_add_passes(client: Client):
     assert client.post(CHAT, messages=USER, **ROUTERS).status_code == 200
     assert client.post(GENERATE, text="x", **ROUTERS_GENERATE).status_code == 200
+    nulls = "bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank ngram_corpus_id"
+    for path in (COMPLETIONS, CHAT):
+        assert client.post(path, **BODIES[path], **dict.fromkeys(nulls.split()), stream_interval=1).status_code == 200
+    for interval in (None, 1):
+        sampling = {"stream_interval": interval, "custom_params": None}
+        assert client.post(GENERATE, text="x", lora_path="", sampling_params=sampling).status_code == 200
+    nulls = "mm_processor_kwargs media_io_kwargs tool_choice reasoning_effort"
+    assert client.post(TOKENIZE, messages=USER, **dict.fromkeys(nulls.split())).status_code == 200
 
 
 def test_nulls_are_as_good_as_nothing(client: Client):
@@ -216,6 +226,9 @@ def test_half_a_surrogate_pair(client: Client):
         {name: "z" * 500 for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "stream", "echo")},
         {"prompt": ["z" * 500, 1]}, {"logit_bias": {"z" * 500: 1}}, {"speculative": {"z" * 500: "z" * 500}},
         {"stream": True, "stream_options": {f"{number}{'z' * 50}": 1 for number in range(20)}},
+        {"structured_outputs": {"structural_tag": {"format": {"type": "any_text", "z" * 5000: 1}}}},
+        {"guided_json": {"properties": {"z" * 5000: {"not": {}}}}}, {"guided_json": {"type": "z" * 5000}},
+        {"regex": "(" + "z" * 5000},
     ],
     ids=lambda body: f"{next(iter(body))[:20]} and {len(body) - 1} more",
 )  # fmt: skip

@@ -8,13 +8,20 @@ from time import perf_counter
 
 import httpx
 import pytest
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
 from jaxspec.server import bodies
 from jaxspec.server.bodies import MAX_VALUES, BodyLimit, OneByOne, most_bytes, most_values
-from tests.server.conftest import Client
+from jaxspec.server.errors import ClientDisconnected
+from jaxspec.server.openai import requests
+from jaxspec.server.running import start
+from jaxspec.server.streaming import unless_disconnected
+from tests.server.conftest import COMPLETIONS, Client
 from tests.server.test_bad_input import refusal
+from tests.server.test_streaming import receive, send
 
 JSON = {"content-type": "application/json"}
 
@@ -193,3 +200,45 @@ def test_probes_are_answered_while_large_bodies_are_parsed(client: Client, monke
         assert client.post("/v1/completions", prompt="x", max_tokens=3).status_code == 200
         answered.set()
         sender.join()
+
+
+def test_hanging_up_gives_no_turn_to_others_before_the_thread_is_done(client: Client, monkeypatch):
+    """And who hangs up before its turn has none."""
+    began, goes_on, running, most, started = threading.Semaphore(0), threading.Event(), [], [], []
+
+    def slow(body, model):
+        running.append(body)
+        most.append(len(running))
+        began.release()
+        assert goes_on.wait(20)
+        running.remove(body)
+        return requests.completion_batch(body, model)
+
+    monkeypatch.setattr("jaxspec.server.openai.api.completion_batch", slow)
+    monkeypatch.setattr("jaxspec.server.streaming.start", lambda *given: started.append(given) or start(*given))
+    body = {"prompt": "x", "max_tokens": 1, "user": "x" * bodies.LARGE_BYTES}
+    for number in range(3):
+        with send(client, COMPLETIONS, body):
+            assert began.acquire(timeout=10) if number == 0 else not began.acquire(timeout=0.5)
+    with send(client, COMPLETIONS, body) as connection:
+        assert not began.acquire(timeout=0.5)
+        goes_on.set()
+        receive(connection, b'"text":"T"')
+    assert most == [1, 1]
+    assert len(started) == 1  # what was prepared for nobody does not begin
+
+
+@pytest.mark.parametrize("run", [OneByOne().run, run_in_threadpool])
+def test_a_request_whose_client_hung_up_ends_with_its_thread(run):
+    ended = []
+
+    async def work() -> None:
+        await run(lambda: time.sleep(0.4) or ended.append(True))
+        await asyncio.sleep(20)
+
+    async def hang_up() -> None:
+        with pytest.raises(ClientDisconnected):
+            await unless_disconnected(Request({"type": "http"}, Connection([]).receive), work())
+        assert ended
+
+    asyncio.run(hang_up())

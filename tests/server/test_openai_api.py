@@ -5,8 +5,11 @@ import pytest
 from jaxspec.sampling_params import MAX_N, SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.api import model_card
+from jaxspec.text.answer_parser import REASONING_FORMATS
 from tests.server.conftest import BODIES, CHAT, COMPLETIONS, GENERATE, RESPONSES, USER, Client, asking, served
 from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TEXT, TREE
+from tests.server.test_bad_input import refusal
+from tests.server.test_messages_api import THINKS
 
 TEMPLATED = "user: hi\n"  # what the template makes of USER
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -277,6 +280,16 @@ def test_a_chat_reply_may_fill_the_context(client: Client):
     assert answer["usage"]["total_tokens"] == CONTEXT
 
 
+def test_log_probabilities_of_long_contexts_fit_unless_more_is_asked_for():
+    with served(template=CHAT_TEMPLATE, context_length=2**18) as own:
+        for path, field, logprobs in ((CHAT, "max_completion_tokens", {"logprobs": True}), (RESPONSES, "max_output_tokens", {})):
+            body = BODIES[path] | logprobs | {"top_logprobs": 20, "stop": "quick"}
+            assert own.post(path, **body).status_code == 200
+            assert own.engine.params[-1].max_tokens == 2**21 // 21
+            error = refusal(own.post(path, **body, **{field: 2**17}), 400)
+            assert error["param"] == "top_logprobs" and f"lower it or {field}, or split the request" in error["message"]
+
+
 def test_max_completion_tokens_wins(client: Client):
     answer = client.post("/v1/chat/completions", messages=USER, max_tokens=9, max_completion_tokens=4).json()
     assert answer["usage"]["completion_tokens"] == 4
@@ -303,6 +316,22 @@ def test_a_reply_can_be_sent_back(client: Client):
     """openai-python sends the fields of a reply that it did not use as nulls and empty lists."""
     reply = {"role": "assistant", "content": "hello", "refusal": None, "annotations": [], "tool_calls": None, "audio": None}
     assert client.post("/v1/chat/completions", messages=[*USER, reply, *USER], max_tokens=1).status_code == 200
+
+
+def test_without_effort_there_is_no_thinking(caller: Client):
+    with served(template=THINKS, reasoning=REASONING_FORMATS["qwen3"]) as own:
+        for fields, prompt in (
+            ({"reasoning_effort": None}, "hi"),
+            ({"reasoning_effort": "none"}, "hino"),
+            ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "hi<think>"),
+        ):
+            assert own.post(CHAT, messages=USER, max_tokens=2, **fields).status_code == 200
+            assert bytes(own.engine.prompts[-1]).decode() == prompt
+        assert own.post(RESPONSES, input="hi", max_output_tokens=2, reasoning={"effort": "none"}).status_code == 200
+        assert bytes(own.engine.prompts[-1]).decode() == "hino"
+    error = refusal(caller.post(CHAT, messages=USER, reasoning_effort="none"), 400)
+    assert error["param"] == "reasoning_effort" and "can't turn thinking off" in error["message"]
+    assert refusal(caller.post(CHAT, messages=USER, reasoning_effort="low"), 400)["param"] == "reasoning_effort"
 
 
 # Extensions by vLLM and SGLang
@@ -353,13 +382,15 @@ def test_the_prompt_alone_without_logprobs(client: Client):
 def test_token_ids(client: Client, path: str):
     body = BODIES[path]
     expected = list(TEXT.encode()[:15])
-    [choice] = client.post(path, **body, max_tokens=15, return_token_ids=True).json()["choices"]
-    prompt = choice["prompt_token_ids"]
+    answer = client.post(path, **body, max_tokens=15, return_token_ids=True).json()
+    [choice], prompt = answer["choices"], answer["choices"][0]["prompt_token_ids"]
     assert choice["token_ids"] == expected and prompt == list(b"hello" if path == COMPLETIONS else b"user: hi\n")
     chunks = client.events(path, **body, max_tokens=15, return_token_ids=True)
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == expected
     assert [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == [prompt]
     assert "token_ids" not in client.post(path, **body, max_tokens=5).json()["choices"][0]
+    beside = [each.get("prompt_token_ids") for each in (answer, *chunks)]
+    assert beside == [prompt if path == CHAT and number < 2 else None for number in range(len(beside))]
 
 
 def test_token_ids_of_held_back_text(client: Client):

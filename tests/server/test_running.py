@@ -79,6 +79,11 @@ def test_streams_end_in_order(client: Client, path: str):
     )
 
 
+def test_scoring_that_was_aborted_says_so(client: Client):
+    client.engine.ends_with = "abort"
+    assert text_of(client.post(COMPLETIONS, prompt="hello", echo=True, max_tokens=0).json()) == ("hello", "abort")
+
+
 def test_names_that_the_server_made_up(client: Client):
     """They are in the header of a stream's answer."""
     client.engine.allow(1)

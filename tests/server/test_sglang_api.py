@@ -119,6 +119,9 @@ def test_the_prompt_alone(client: Client):
     assert first["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
     assert first["meta_info"]["output_token_logprobs"] == []
     assert [len(each["meta_info"]["input_token_logprobs"]) for each in (first, second)] == [5, 2]
-    for other in ({"stream": True}, {"return_logprob": False, "logprob_start_len": None}):
-        refused = client.post("/generate", **body | other)
-        assert refused.status_code == 400 and "max_new_tokens must be at least 1, or 0 with return_logprob" in refused.text
+    client.engine.cached_tokens = 4
+    cached = client.post("/generate", text="hello", sampling_params={"max_new_tokens": 0}).json()  # SGLang's cache_prefix
+    assert (cached["text"], cached["output_ids"], cached["meta_info"]["prompt_tokens"]) == ("", [], 5)
+    assert (cached["meta_info"]["completion_tokens"], cached["meta_info"]["cached_tokens"]) == (0, 4)
+    refused = client.post("/generate", **body, stream=True)
+    assert refused.status_code == 400 and "max_new_tokens must be at least 1, or 0 without stream" in refused.text

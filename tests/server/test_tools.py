@@ -216,10 +216,18 @@ def test_a_model_without_a_known_format_refuses_tools():
 
 
 def test_parameters_that_a_format_can_not_write_are_refused():
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}, "strict": True}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "strict": True}}
     with served(template=TOOL_TEMPLATE, tool_format=TOOL_FORMATS["pythonic"]) as own:
-        error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
-        assert error["param"] == "tools" and "the parameters of f have properties" in error["message"]
+        for properties, said in (([1], "properties"), ({"z" * 5000: {"enum": 1}}, f"an enum of '{'z' * 59} that is no list")):
+            tool["function"]["parameters"] = {"properties": properties}
+            error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
+            assert error["param"] == "tools" and f"the parameters of f have {said}" in error["message"]
+
+
+def test_a_choice_that_is_no_tool_is_named_alone(client: Client):
+    tools = [{"type": "function", "function": {"name": f"{'z' * 99}{number}"}} for number in range(9)]
+    error = refusal(client.post(CHAT, messages=USER, tools=tools, tool_choice=NAMED), 400)
+    assert error["message"] == "tool_choice names weather, which is none of the tools"
 
 
 def test_a_structural_tag_beside_tools_must_have_a_format(client: Client):

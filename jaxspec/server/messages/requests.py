@@ -10,8 +10,7 @@ from jaxspec.server.fields import Priority, RequestModel, RequestName, Schema, S
 from jaxspec.server.messages.input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral
-from jaxspec.server.openai.requests import ChatRequest, chat_prompt
-from jaxspec.server.openai.translation import THINKING, thinking_options
+from jaxspec.server.openai.requests import THINKING, ChatRequest, chat_prompt, thinking_options
 from jaxspec.server.sampling_fields import OPENAI_NAMES, fields_of
 from jaxspec.server.speculation import SpeculativeOptions
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat

@@ -2,6 +2,7 @@
 
 import uuid
 from collections import defaultdict
+from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.logprobs import ChatLogprobs, chat_logprobs
@@ -50,6 +51,8 @@ class ChatChoice(Choice):
 class ChatResponse(OpenAIEvent):
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None
+    """Where vLLM's clients look for them: the same as in the choices."""
 
 
 class ChatDelta(ResponseModel):
@@ -68,6 +71,7 @@ class ChatDeltaChoice(Choice):
 
 class ChatEvent(OpenAIEvent):
     choices: list[ChatDeltaChoice]
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatBuilder(OpenAIBuilder):
@@ -109,6 +113,10 @@ class ChatBuilder(OpenAIBuilder):
         if update.output is not None:
             pieces[-1].finish_reason = self._finish_reason(index, update.output)
         return [*pieces]
+
+    def _event(self, kind: type[OpenAIEvent], name: str, choices: list[Choice], **more: Any) -> OpenAIEvent:
+        ids = choices[0].prompt_token_ids if choices else None
+        return super()._event(kind, name, choices, **more, **({} if ids is None else {"prompt_token_ids": ids}))
 
     def _deltas(self, index: int, update: Update) -> list[ChatDelta]:
         """What an update adds to the parts of a choice."""

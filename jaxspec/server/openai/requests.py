@@ -13,6 +13,7 @@ from jaxspec.server.fields import (
     CacheSalt,
     Copies,
     LogprobCount,
+    Only,
     Priority,
     Prompt,
     RequestModel,
@@ -22,7 +23,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
-from jaxspec.server.running import RequestBatch
+from jaxspec.server.running import MAX_LOGPROBS, RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
@@ -31,6 +32,8 @@ from jaxspec.text.answer_parser import AnswerFormat, Thinking
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions; a chat reply may fill the context."""
+THINKING = "enable_thinking"
+"""The variable by which chat templates let a request turn thinking on and off."""
 _COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
 _CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
 """Our names of fields, and the clients' where they differ."""
@@ -100,7 +103,7 @@ class ChatRequest(ConversationFields, OpenAIRequest):
 
     messages: Messages
     max_completion_tokens: TokenCount | None = None
-    """None: max_tokens, or the rest of the context."""
+    """None: max_tokens, or the rest of the context, or with logprobs as many as fit into a response."""
     max_tokens: TokenCount | None = None
     """The older name of max_completion_tokens, which takes precedence."""
     logprobs: bool | None = None
@@ -116,6 +119,8 @@ class ChatRequest(ConversationFields, OpenAIRequest):
     """SGLang's: false leaves the thinking in the content. With a reasoning parser only."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves it out of the response."""
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    """none: the model does not think, if its chat template can turn it off and chat_template_kwargs does not say otherwise."""
 
 
 def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatch:
@@ -153,10 +158,12 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     model.check_count("", body.n, param="messages", n_param="n")
     use, text, ids = chat_prompt(body, model)
     names, max_tokens = chat_names(body), body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    default = None if logprobs is None else MAX_LOGPROBS // ((logprobs + 1) * (body.n or 1))
+    budget = model.budget(len(ids), max_tokens, default, param="messages", budget_param=names["max_tokens"])
     answer = answer_format(body, model, use, text)
     constraint = constraint_for(use, given_constraint(body), answer.reasoning, answer.thinking)
-    more: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    more: dict[str, Any] = {"logprobs": logprobs}
     if model.has_special(*(use.format.tags if use else ()), *(answer.reasoning[:2] if answer.reasoning else ())):
         more["skip_special_tokens"] = False  # the parser needs them
     ends = model.chat_template.stop if model.chat_template else ()
@@ -168,8 +175,24 @@ def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, 
     """The tools that the answer may call, and the conversation as text and as token ids. Raises ApiError, naming the field at
     fault."""
     use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
-    text = conversation_text(body.messages, body, model, use)
+    thinks = None if body.reasoning_effort is None else False
+    options = thinking_options(thinks, model, "reasoning_effort") | (body.chat_template_kwargs or {})
+    text = conversation_text(body.messages, body.model_copy(update={"chat_template_kwargs": options or None}), model, use)
     return use, text, model.chat_token_ids(text)
+
+
+def thinking_options(thinks: bool | None, model: ServedModel, param: str) -> dict[str, Any]:
+    """The template's variables for an answer with or without thinking; None: as the model does. Raises ApiError, naming `param`,
+    if the model can't."""
+    if thinks is None:
+        return {}
+    if thinks and model.reasoning is None:
+        raise wrong(f"{param}:", "the thinking is not known: leave it out, or start the server with --reasoning-parser")
+    if model.chat_template is not None and THINKING in model.chat_template.options:
+        return {THINKING: thinks}
+    if not thinks and model.reasoning is not None:
+        raise wrong(f"{param}:", "the model's chat template can't turn thinking off: leave it out")
+    return {}
 
 
 def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:

@@ -1,15 +1,11 @@
 """What the requests of the Responses and the Messages API share on their way to becoming a chat completion."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from jaxspec.server.errors import ApiError, restated, wrong
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.requests import ChatRequest, chat_batch, chat_names
 from jaxspec.server.running import RequestBatch
-
-THINKING = "enable_thinking"
-"""The variable by which chat templates let a request turn thinking on and off."""
 
 
 def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
@@ -29,17 +25,3 @@ def translated_names(chat: ChatRequest, client_names: Mapping[str, str]) -> dict
     except ApiError as error:
         raise restated(error, client_names) from None
     return {**client_names, **{ours: client_names.get(theirs, theirs) for ours, theirs in names.items()}}
-
-
-def thinking_options(thinks: bool | None, model: ServedModel, param: str) -> dict[str, Any]:
-    """The template's variables for an answer with or without thinking; None: as the model does. Raises ApiError, naming `param`,
-    if the model can't."""
-    if thinks is None:
-        return {}
-    if thinks and model.reasoning is None:
-        raise wrong(f"{param}:", "the thinking is not known: leave it out, or start the server with --reasoning-parser")
-    if model.chat_template is not None and THINKING in model.chat_template.options:
-        return {THINKING: thinks}
-    if not thinks and model.reasoning is not None:
-        raise wrong(f"{param}:", "the model's chat template can't turn thinking off: leave it out")
-    return {}

@@ -25,7 +25,7 @@ def responses_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     @router.post("/v1/responses", responses=ANSWERS, openapi_extra=documented(ResponsesRequest))
     async def responses(body: Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))], request: Request) -> Response:
         """Nothing is stored: the input holds the whole conversation."""
-        chat = await request.state.run(partial(as_chat, body, model))
+        chat = await request.state.run(partial(as_chat, body))
         prepare, build = partial(responses_batch, chat, model), partial(ResponsesBuilder, model, body)
         names = translated_names(chat, CLIENT_NAMES)
         return await respond(running, request, prepare, build, names, stream=body.stream)

@@ -12,7 +12,7 @@ from jaxspec.server.fields import LogprobCount, Only, RequestModel, TemplateOpti
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import RESPONSES, each, neutral
 from jaxspec.server.openai.requests import ChatRequest, OpenAIRequest
-from jaxspec.server.openai.translation import thinking_options, translated_batch
+from jaxspec.server.openai.translation import translated_batch
 from jaxspec.server.responses.input import Input, messages_of
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
@@ -22,6 +22,7 @@ from jaxspec.text.answer_parser import Thinking
 CLIENT_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "response_format.json_schema": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
@@ -100,7 +101,7 @@ class ResponsesRequest(OpenAIRequest):
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: TokenCount | None = None
-    """None: the rest of the context."""
+    """None: the rest of the context, or with log probabilities as many as fit into a response."""
     tools: FlatTools | None = None
     tool_choice: FlatToolChoice | None = None
     """None: auto, if there are tools."""
@@ -126,11 +127,9 @@ SHARED = [name for name in OpenAIRequest.model_fields if name not in RESPONSES]
 """Fields that mean the same in a chat."""
 
 
-def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
+def as_chat(body: ResponsesRequest) -> ChatRequest:
     """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
     check_repeated(body)
-    thinks = False if body.reasoning is not None and body.reasoning.effort == "none" else None
-    options = thinking_options(thinks, model, "reasoning.effort") | (body.chat_template_kwargs or {})
     choice, asked = body.tool_choice, None if body.text is None else body.text.format
     if asked is not None and asked.type != "json_schema" and asked.schema_ is not None:
         raise wrong("text.format.schema", f"has no meaning with type {asked.type}: leave one out")
@@ -146,7 +145,8 @@ def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
         response_format=None
         if asked is None
         else ResponseFormat(type=asked.type, json_schema=asked if asked.type == "json_schema" else None),
-        chat_template_kwargs=options or None,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        chat_template_kwargs=body.chat_template_kwargs,
         logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
     )

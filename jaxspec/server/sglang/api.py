@@ -30,7 +30,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
-from jaxspec.server.neutral_fields import GENERATE, each, neutral
+from jaxspec.server.neutral_fields import GENERATE, GENERATE_SAMPLING, neutral
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.sending import ResponseModel, failures, success_or_stream
@@ -55,12 +55,12 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-@neutral(each("spaces_between_special_tokens", True) | each("stop_regex", []))
+@neutral(GENERATE_SAMPLING)
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
     max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    """The most tokens to generate; 0: only the prompt is scored, without stream."""
+    """The most tokens to generate; 0, without stream: the prompt is cached and, with return_logprob, scored."""
 
 
 type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]
@@ -181,8 +181,8 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     model.check_count(given, first.n, param=param, n_param=names["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     prompt_only = first.max_new_tokens == 0
-    if prompt_only and (not body.return_logprob or body.stream):
-        raise wrong(names["max_tokens"], "must be at least 1, or 0 with return_logprob and without stream")
+    if prompt_only and body.stream:
+        raise wrong(names["max_tokens"], "must be at least 1, or 0 without stream")
     prompts, repeated = [], 0
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
