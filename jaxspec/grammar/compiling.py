@@ -59,10 +59,36 @@ class VocabularySource(NamedTuple):
     """Of the model's vocabulary."""
     ends: Sequence[int]
     """The end-of-sequence tokens."""
+    tags: Mapping[str, int]
+    """Added tokens that are text, such as <tool_call>, by the names that they don't have in `tokenizer`."""
+    special: Mapping[str, int]
+    """Those that are none: no text becomes one of them."""
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes up to a second."""
-        return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
+        whole = self.tokenizer if self.tokenizer == "byte" else _WithTags(self)
+        return llguidance.LLTokenizer(whole, n_vocab=self.size, eos_token=list(self.ends) or None)  # type: ignore[arg-type]
+
+
+class _WithTags:
+    """A tokenizer for llguidance, which itself would take all added tokens in angle brackets for special ones."""
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, source: VocabularySource):
+        self._rest = llguidance.LLTokenizer(source.tokenizer, n_vocab=source.size, slices=[])
+        self._tags, longest_first = source.tags, sorted(source.tags, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+        every = range(source.size)
+        self.eos_token_id = source.ends[0] if source.ends else None
+        self.special_token_ids = [*source.special.values(), *filter(self._rest.is_special_token, every)]
+        names = {token: name.encode() for name, token in {**source.tags, **source.special}.items()}
+        self.tokens = [names.get(token) or self._rest.decode_bytes([token]) for token in every]
+
+    def __call__(self, text: str) -> list[int]:
+        """As a model writes it: a tag is one token."""
+        found = [[self._tags[part]] if part in self._tags else self._rest.tokenize_str(part) for part in self._split(text) if part]
+        return [token for tokens in found for token in tokens]
 
 
 def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguidance.LLMatcher:
