@@ -27,6 +27,15 @@ def fits(tag: dict[str, Any], text: str) -> bool:
 OLD = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 Y = {"type": "grammar", "grammar": 'root ::= "y"'}
 ONCE = {"type": "tags_with_separator", "tags": [TAGGED], "separator": ",", "at_least_one": True, "stop_after_first": True}
+ANY, X = {"type": "any_text"}, {"type": "const_string", "value": "x"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f"], "tags": [{**TAGGED, "content": ANY}]}
+
+
+def inside(*elements: dict[str, Any], kind: str = "sequence") -> dict[str, Any]:
+    """A tag around the elements."""
+    return {"format": {"type": "tag", "begin": "<a>", "content": {"type": kind, "elements": elements}, "end": "</a>"}}
+
+
 NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
 
 
@@ -59,6 +68,12 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
             ["x", 'x<f>{"a": 1}</f>'],
             ['<f>{"a": 1}</f>y'],
         ),
+        (inside(X, ANY), ["<a>x</a>", "<a>xy<</a>"], ["<a>y</a>", "<a>x</a>y"]),
+        (inside(X, ANY, kind="or"), ["<a>x</a>", "<a>y</a>"], ["<a>y</a>y"]),
+        (inside(X, {**TAGGED, "content": ANY, "end": ""}), ["<a>x<f>y</a>"], ["<a>x</a>", "<a>x<f>y</a>y"]),
+        (inside(X, TRIGGERED), ["<a>x</a>", "<a>xy<f>z</f>y</a>"], ["<a>x<f</a>", "<a>x</a>y"]),
+        (inside({**TRIGGERED, "stop_after_first": True}), ["<a></a>", "<a>xy<f>z</f></a>"], ["<a>x<f>z</f>y</a>", "<a></a>y"]),
+        (inside(ONCE), ['<a><f>{"a": 1}</f></a>'], ['<a><f>{"a": 1}</f>y</a>']),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )  # fmt: skip
@@ -75,6 +90,9 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]):
         ({"format": {"type": "or", "elements": [{"type": "tag"}]}}, "begin must be a string .at format.elements.0"),
         ({"structures": [{"begin": "<f", "schema": {}, "end": ""}], "triggers": ["g"]}, "no tag begins with the trigger 'g'"),
         ({"format": {**TAGGED, "content": NOT}}, "'<f>'.*#/properties/b"),
+        (inside(ANY, X), "any_text must come last .*at format.'<a>'..content.elements.0"),
+        ({"format": {"type": "sequence", "elements": [TRIGGERED, Y]}}, "triggered_tags must come last .*at format.elements.0"),
+        (inside({**ONCE, "tags": [{**TAGGED, "content": ANY, "end": ""}]}), "any_text must come last"),
         ({"format": {"type": "grammar", "grammar": "start: x"}}, "format.grammar: .*unknown name"),
     ],
 )  # fmt: skip
