@@ -146,11 +146,26 @@ A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a
         {"type": "object", "$ref": "#/definitions/A", "definitions": {"A": A}},
         {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"$ref": "#/$defs/a~1b"}, "a/b": A}},
         {"properties": {"b": {"type": "integer"}, "a": {"$ref": "#/properties/b"}}, "required": ["a"], "$defs": {}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"type": "integer"}},
+            "required": ["a"],
+            "$defs": {"A": {"$ref": "#/properties/b"}},
+        },
     ],
 )
 def test_references_reach_the_whole_schema(schema: dict[str, Any]):
     form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
     assert [fits(form, text) for text in ("[f(a=1)]", "[f()]", '[f(a="x")]')] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "kids", [{"kids": {"type": "array", "items": {"$ref": "#"}}}, {"kids": {"$ref": "#/definitions/K"}}], ids=["#", "defined"]
+)
+def test_an_argument_can_hold_what_the_whole_schema_describes(kids: dict[str, Any]):
+    schema = {**A, "properties": A["properties"] | kids, "definitions": {"K": {"type": "array", "items": {"$ref": "#"}}}}
+    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
+    texts = ('[f(a=1, kids=[{"a": 2, "kids": [{"a": 3}]}])]', '[f(a=1, kids=[{"kids": []}])]', "[f(a=1, kids=[[]])]")
+    assert [fits(form, text) for text in texts] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +178,9 @@ def test_references_reach_the_whole_schema(schema: dict[str, Any]):
         ({"properties": {"a": {}}, "required": ["b"]}, "required"),
         ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum of a"),
         ({"minProperties": 1, "additionalProperties": True}, "minProperties"),
+        ({**A, "not": {}}, "not at the top"),
+        ({**A, "if": {}, "then": {"required": ["b"]}}, "if at the top"),
+        ({**A, "dependentRequired": {"a": ["b"]}}, "dependentRequired at the top"),
     ],
 )
 @pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "mimo"])
@@ -171,6 +189,23 @@ def test_arguments_that_a_format_can_not_write_are_refused(name: str, schema: di
         TOOL_FORMATS[name].structures.calls({"f": schema}, "f", only_one=True)
     form = {"format": TOOL_FORMATS[name].structures.calls({"f": schema, "g": G}, "g", only_one=False)}
     assert fits(form, TEXTS[name]) and fits(form, TEXTS[name].replace("k", "z")) and not fits(form, TEXTS[name].replace("4", "x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [*(("pythonic", each) for each in ("a (b)", "a,b", "a=b", "it's", "[a]", "a\nb", " a")), ("mimo", "x>y"),
+                           ("qwen3_coder", 256 * "x")]
+)  # fmt: skip
+def test_names_that_would_not_be_read_back_are_refused(name: str, argument: str):
+    schema, structures = {"type": "object", "properties": {argument: {}}}, TOOL_FORMATS[name].structures
+    with pytest.raises(ValueError, match="a name that this model's format of calls can't write"):
+        structures.calls({"f": schema}, "f", only_one=True)
+    assert structures.calls({"f": schema}, [], only_one=True) == structures.calls({"f": {"anyOf": [{}]}}, [], only_one=True)
+    form = AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools={"f": {}})
+    for readable in ("$top", "a b", "é", 255 * "x"):
+        xml = f"<tool_call><function=f><parameter={readable}>1</parameter></function></tool_call>"
+        events = AnswerParser(form).add(f"[f({readable}=1)]" if name == "pythonic" else xml, is_last=True)
+        assert json.loads(Answer.of(events).calls[0].arguments) == {readable: 1}
+        structures.calls({"f": {"properties": {readable: {}}}}, "f", only_one=True)
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
