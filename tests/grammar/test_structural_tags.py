@@ -53,11 +53,7 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
             ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
             ["x", '<f>{"a": 1}</f>,'],
         ),
-        (
-            {"format": ONCE},
-            ['<f>{"a": 1}</f>'],
-            ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
-        ),
+        ({"format": ONCE}, ['<f>{"a": 1}</f>'], ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>']),
         (
             {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAGGED], "at_least_one": True}},
             ['x<f>{"a": 1}</f>y'],

@@ -39,10 +39,10 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     return with_tags(make(), START, END)
 
 
-def matcher(tokenizer: PreTrainedTokenizerFast, regex: str) -> Matcher:
-    end = tokenizer.convert_tokens_to_ids(END)
-    vocabulary = Vocabulary(source_of(tokenizer, len(tokenizer) + 3, [end]))
-    return Matcher(Grammar(compiled(vocabulary.tokenizer, "regex", regex), 1), vocabulary, Bans([end]))
+def matcher(tokenizer: PreTrainedTokenizerFast, regex: str, end: str = END) -> Matcher:
+    ends = [tokenizer.convert_tokens_to_ids(end)]
+    vocabulary = Vocabulary(source_of(tokenizer, len(tokenizer) + 3, ends))
+    return Matcher(Grammar(compiled(vocabulary.tokenizer, "regex", regex), 1), vocabulary, Bans(ends))
 
 
 def allowed(walker: Matcher) -> list[int]:
@@ -95,7 +95,4 @@ def test_tags_are_text_even_where_they_are_special_tokens():
 
 
 def test_a_tag_that_ends_texts_is_none():
-    tokenizer = with_tags(byte_tokenizer())
-    vocabulary = Vocabulary(source_of(tokenizer, 260, [259]))
-    walker = Matcher(Grammar(compiled(vocabulary.tokenizer, "regex", "</think>x"), 1), vocabulary, Bans([259]))
-    assert allowed(walker) == [ord("<")]
+    assert allowed(matcher(with_tags(byte_tokenizer()), "</think>x", "</think>")) == [ord("<")]
