@@ -59,10 +59,36 @@ class VocabularySource(NamedTuple):
     """Of the model's vocabulary."""
     ends: Sequence[int]
     """The end-of-sequence tokens."""
+    tags: Mapping[str, int]
+    """Added tokens that are text, such as <tool_call>, by the names that they don't have in `tokenizer`."""
+    special: Mapping[str, int]
+    """Those that are none: no text becomes one of them."""
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes up to a second."""
-        return llguidance.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends) or None)
+        whole = self.tokenizer if self.tokenizer == "byte" else _WithTags(self)
+        return llguidance.LLTokenizer(whole, n_vocab=self.size, eos_token=list(self.ends) or None)  # type: ignore[arg-type]
+
+
+class _WithTags:
+    """A tokenizer for llguidance, which itself would take all added tokens in angle brackets for special ones."""
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, source: VocabularySource):
+        self._rest = llguidance.LLTokenizer(source.tokenizer, n_vocab=source.size, slices=[])
+        self._tags, longest_first = source.tags, sorted(source.tags, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+        every = range(source.size)
+        self.eos_token_id = source.ends[0] if source.ends else None
+        self.special_token_ids = [*source.special.values(), *filter(self._rest.is_special_token, every)]
+        names = {token: name.encode() for name, token in {**source.tags, **source.special}.items()}
+        self.tokens = [names.get(token) or self._rest.decode_bytes([token]) for token in every]
+
+    def __call__(self, text: str) -> list[int]:
+        """As a model writes it: a tag is one token."""
+        found = [[self._tags[part]] if part in self._tags else self._rest.tokenize_str(part) for part in self._split(text) if part]
+        return [token for tokens in found for token in tokens]
 
 
 def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguidance.LLMatcher:
@@ -189,47 +215,53 @@ class StructuralTagWriter:
             lark += f"\n{UNFORCED}"
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
 
-    def written(self, form: Any, place: str) -> str:
-        """A format as an expression in Lark."""
+    def written(self, form: Any, place: str, end: str | None = "") -> str:
+        """A format as an expression in Lark, and behind it the string that ends it, at whose first occurrence any text ends. "":
+        the whole text ends there; None: something else follows, so that any text would have no end."""
         kind = form.get("type") if isinstance(form, dict) else None
         if not isinstance(kind, str) or kind not in _FORMATS:
             raise ValueError(f"a format's type must be one of {', '.join(_FORMATS)} (at {place})")
         if unknown := form.keys() - {"type", *_FORMATS[kind]}:
             raise ValueError(f"{min(unknown)} is not supported in {kind} (at {place})")
+        if end is None and kind in ("any_text", "triggered_tags"):
+            raise ValueError(f"{kind} must come last in a sequence or a tag, as it goes on up to the end (at {place})")
+        behind = f" {_quoted(end)}" if end else ""
         match kind:
             case "any_text":
-                return "TEXT"
+                return self._up_to(end) if end else "TEXT"
             case "const_string":
-                return _quoted(_string(form, "value", place))
+                return _quoted(_string(form, "value", place)) + behind
             case "json_schema" | "regex" | "grammar":
                 [name] = _FORMATS[kind]
                 text = json.dumps(_object(form, name, place)) if kind == "json_schema" else _string(form, name, place)
                 self.parts.append(Part(f"{place}.{name}", kind, text))
-                return f"@part{len(self.parts) - 1}"
+                return f"@part{len(self.parts) - 1}{behind}"
             case "tag":
-                return self._rule(self._tag(form, place, _string(form, "begin", place)))
+                return self._rule(self._tag(form, place, _string(form, "begin", place), end))
             case "triggered_tags":
-                return self._triggered(form, place)
-        if kind in ("sequence", "or"):
-            within = self._each(form, "elements", place)
-            return self._rule(" ".join(within) if kind == "sequence" else " | ".join(within))
-        tags, separator = " | ".join(self._each(form, "tags", place)), _string(form, "separator", place)
+                return self._triggered(form, place, end or "")
+            case "or":
+                return self._rule(" | ".join(self._each(form, "elements", place, end, end)))
+            case "sequence":
+                return self._rule(" ".join(self._each(form, "elements", place, None, end)))
+        between = end and None
+        tags, separator = " | ".join(self._each(form, "tags", place, between, between)), _string(form, "separator", place)
         again = "" if form.get("stop_after_first") else f" ({_quoted(separator)} ({tags}))*"
-        return self._rule(f"(({tags}){again}){'' if form.get('at_least_one') else '?'}")
+        return self._rule(f"(({tags}){again}){'' if form.get('at_least_one') else '?'}{behind}")
 
-    def _each(self, form: dict[str, Any], name: str, place: str) -> list[str]:
-        return [self.written(each, f"{place}.{name}.{index}") for index, each in enumerate(_listed(form, name, place))]
+    def _each(self, form: dict[str, Any], name: str, place: str, end: str | None, of_last: str | None) -> list[str]:
+        *others, last = enumerate(_listed(form, name, place))
+        ends = [(*each, end) for each in others] + [(*last, of_last)]
+        return [self.written(each, f"{place}.{name}.{index}", of_each) for index, each, of_each in ends]
 
-    def _tag(self, form: Any, place: str, begin: str) -> str:
-        """begin, content and end; text goes up to the end's first occurrence."""
-        end, content = _string(form, "end", place), form.get("content")
-        if isinstance(content, dict) and content == {"type": "any_text"} and end:
-            parts = [_quoted(begin), self._up_to(end)]
-        else:
-            parts = [_quoted(begin), self.written(content, f"{place}({begin[-60:]!r}).content"), _quoted(end)]
+    def _tag(self, form: Any, place: str, begin: str, end: str | None) -> str:
+        """begin, content and its own end."""
+        own = _string(form, "end", place)
+        content = self.written(form.get("content"), f"{place}({begin[-60:]!r}).content", own or end)
+        parts = [_quoted(begin), content, _quoted(end or "") if own else '""']
         return " ".join(part for part in parts if part != '""') or '""'
 
-    def _triggered(self, form: dict[str, Any], place: str) -> str:
+    def _triggered(self, form: dict[str, Any], place: str, end: str) -> str:
         """Any text, in which each trigger begins one of the tags."""
         tags, rules = _listed(form, "tags", place), []
         begins = [_string(tag, "begin", f"{place}.tags.{index}") for index, tag in enumerate(tags)]
@@ -238,7 +270,7 @@ class StructuralTagWriter:
             raise ValueError(f"triggers must be a list of strings, not empty ones (at {place})")
         for trigger in triggers:
             rests = [
-                self._tag(tag, f"{place}.tags.{index}", begin.removeprefix(trigger))
+                self._tag(tag, f"{place}.tags.{index}", begin.removeprefix(trigger), end and None)
                 for index, (tag, begin) in enumerate(zip(tags, begins, strict=True))
                 if begin.startswith(trigger)
             ]
@@ -248,10 +280,10 @@ class StructuralTagWriter:
         for index, begin in enumerate(begins):
             if not begin.startswith(tuple(triggers)):
                 raise ValueError(f"begin must start with one of the triggers (at {place}.tags.{index})")
-        tagged, some = " | ".join(rules), form.get("at_least_one")
+        tagged, some, rest = " | ".join(rules), form.get("at_least_one"), self._up_to(end) if end else "TEXT"
         if form.get("stop_after_first"):
-            return self._rule(tagged if some else f"{tagged} | TEXT")
-        return self._rule(f"({tagged}){'+' if some else '*'} TEXT")
+            return self._rule(f"({tagged}) {_quoted(end)}" + ("" if some else f" | {rest}"))
+        return self._rule(f"({tagged}){'+' if some else '*'} {rest}")
 
     def _rule(self, expression: str, attributes: str = "") -> str:
         name = f"r{len(self._rules)}"

@@ -1,5 +1,6 @@
 """A model's vocabulary as grammars see it."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxspec.grammar.compiling import VocabularySource
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.tool_parsers import END_TAG, TAG
 
 type Words = NDArray[np.uint32]
 """A set of tokens: bit i % 32 of word i // 32 is that of token i."""
+TAGS = {TAG, END_TAG, *(tag for each in REASONING_FORMATS.values() for tag in (each.begin, each.end))}
+"""Text even where they are special tokens."""
 
 
 @runtime_checkable
@@ -27,7 +32,29 @@ def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySourc
     """
     if not isinstance(tokenizer, FastTokenizer):
         raise ValueError("a grammar needs a tokenizer of the tokenizers library (tokenizer.json), and this model has none")
-    return VocabularySource(tokenizer.backend_tokenizer.to_str(), size, list(ends))
+    written = tokenizer.backend_tokenizer.to_str()
+    if written == "byte":
+        return VocabularySource(written, size, list(ends), {}, {})
+    form, tags, special = json.loads(written), dict[str, int](), dict[str, int]()
+    names = dict[str, str]()
+    for added in form["added_tokens"]:
+        name, token = added["content"], added["id"]
+        is_special = token in ends or (added["special"] and name not in TAGS)
+        if is_special or (name.startswith("<") and name.endswith(">")):
+            (special if is_special else tags)[name] = token
+            added["content"] = names[name] = f"\ufdd0{token}"  # begins with what is no character
+            added |= {"special": False, "normalized": False}
+    model = form["model"]
+    if isinstance(vocabulary := model["vocab"], dict):
+        model["vocab"] = {names.get(word, word): token for word, token in vocabulary.items()}
+    else:  # of a Unigram model
+        model["vocab"] = [[names.get(word, word), score] for word, score in vocabulary]
+    if "merges" in model:
+        pairs = (pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"])
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return VocabularySource(json.dumps(form), size, list(ends), tags, special)
 
 
 class Vocabulary:

@@ -41,9 +41,7 @@ class ReasoningFormat(NamedTuple):
         return Thinking.OPEN if self.is_forced else Thinking.POSSIBLE
 
     def within(self, text: str) -> Thinking:
-        """What an answer that begins with this text may go on with."""
-        if not text.strip():
-            return self.after(text)
+        """What an answer that begins with this text, which is not empty, may go on with."""
         return Thinking.OPEN if text.rfind(self.begin) > text.rfind(self.end) else Thinking.NONE
 
 

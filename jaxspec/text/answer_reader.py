@@ -203,13 +203,21 @@ class AnswerReader:
         """Reads the source of an argument of a Python call, up to a comma or a closing bracket. Raises Unfinished."""
         start, depth, quote, escaped = self.at, 0, "", False
         while True:
-            for character in self.text[self.at :]:
+            while character := self.text[self.at : self.at + 1]:
                 if escaped:
                     escaped = False
+                elif character in "\"'" and (not quote or quote[0] == character):
+                    ahead = self.text[self.at : self.at + 3]
+                    if len(ahead) < (3 if not quote else len(quote)) and not ahead.strip(character):
+                        break  # perhaps three quotes begin or end here
+                    if not quote:
+                        quote = 3 * character if ahead == 3 * character else character
+                        self.at += len(quote) - 1
+                    elif ahead.startswith(quote):
+                        self.at += len(quote) - 1
+                        quote = ""
                 elif quote:
-                    escaped, quote = character == "\\", "" if character == quote else quote
-                elif character in "\"'":
-                    quote = character
+                    escaped = character == "\\"
                 elif depth == 0 and character in ",)]}":
                     return self.text[start : self.at].strip()
                 elif character in "([{":

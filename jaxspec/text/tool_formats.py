@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from jaxspec.text.answer_reader import MAX_NAME
 from jaxspec.text.tool_parsers import (
     END_TAG,
     PYTHON_TAG,
@@ -25,9 +26,15 @@ from jaxspec.text.tool_parsers import (
 type Structure = dict[str, Any]
 """A format of structural tags (grammar/compiling.py), as the value of `format`."""
 
-COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
+COMBINED = (
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "minProperties", "maxProperties", "propertyNames", "dependentRequired",
+    "dependentSchemas", "dependencies",
+)  # fmt: skip
+"""What a schema can say about several arguments at once."""
 WHOLE = "whole-schema"
 """A name among the definitions of an argument's schema."""
+PYTHON_NAME, XML_NAME = re.compile(r"(?!\s)[^=,()\[\]{}\"'\n]*(?<!\s)"), re.compile(rf"[^>]{{0,{MAX_NAME - 1}}}")
+"""Names of arguments that are read back as they are."""
 ANY_TEXT: Structure = {"type": "any_text"}
 
 
@@ -99,7 +106,7 @@ def python_call(name: str, schema: Schema | None) -> Structure:
     if schema is None:
         any_argument = sequence({"type": "regex", "pattern": r"[^=,()\[\]{}\"'\n]+="}, of_schema({}))
         return tag(f"{name}(", {"type": "tags_with_separator", "tags": [any_argument], "separator": ", "}, ")")
-    written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema)]
+    written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema, PYTHON_NAME)]
     required = [each for each, needed in written if needed]
     others = [each for each, needed in written if not needed]
     more = [optional(sequence(const(", "), each)) for each in others]
@@ -119,7 +126,7 @@ def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
         any_argument = sequence({"type": "regex", "pattern": r"<parameter=[^<>\n]+>"}, tag("", ANY_TEXT, "</parameter>\n"))
         return tag(opening, {"type": "tags_with_separator", "tags": [any_argument], "separator": ""}, closing)
     arguments = []
-    for argument, part, needed in arguments_of(schema):
+    for argument, part, needed in arguments_of(schema, XML_NAME):
         value = of_schema(part)
         if is_text(part):
             listed = values_of(part)
@@ -129,33 +136,42 @@ def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
     return tag(opening, sequence(*arguments), closing)
 
 
-def arguments_of(schema: Schema) -> list[tuple[str, dict[str, Any], bool]]:
+def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, dict[str, Any], bool]]:
     """The name of each argument, its schema with the definitions of the whole, and whether it is required. Raises ValueError for
-    what arguments one by one can't follow."""
+    what arguments one by one can't follow, and for names that are not `readable`."""
     schema = resolved(schema)
     properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if found := [name for name in COMBINED if schema.get(name)]:
+    if found := [name for name in COMBINED if schema.get(name) not in (None, 0, [])]:
         raise ValueError(f"have {found[0]} at the top, which this model's format of calls can't follow")
     if not isinstance(properties, Mapping):
         raise ValueError("have properties that are no object")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
         raise ValueError("have a list of required names that must be names of properties")
-    if not properties and schema.get("minProperties"):
-        raise ValueError("have no properties but minProperties: this model's format of calls needs names")
-    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if unread := [name for name in properties if not readable.fullmatch(name)]:
+        raise ValueError(f"have the property {unread[0]!r:.80}, a name that this model's format of calls can't write")
     parts = {name: part if isinstance(part, Mapping) else {} for name, part in properties.items()}
     for name, part in parts.items():
         if not isinstance(values_of(part), list | None):
+<<<<<<< HEAD
             raise ValueError(f"have an enum of {name!r:.60} that is no list")
     if (moved := _moved(parts)) != parts and isinstance(named := definitions.get("$defs", {}), Mapping):
         definitions["$defs"], parts = {**named, WHOLE: {"properties": moved}}, moved
     return [(name, {**definitions, **part}, name in required) for name, part in parts.items()]
+=======
+            raise ValueError(f"have an enum of {name} that is no list")
+    whole = {**schema, "properties": parts}
+    moved = _moved(whole)
+    definitions = {name: moved.pop(name) for name in ("$defs", "definitions") if name in moved}
+    if {**moved, **definitions} != whole and isinstance(named := definitions.get("$defs", {}), Mapping):
+        definitions["$defs"] = {**named, WHOLE: moved}
+    return [(name, {**definitions, **part}, name in required) for name, part in moved["properties"].items()]
+>>>>>>> g
 
 
 def _moved(part: Any) -> Any:
-    """A part of a schema, with references to properties of the whole to where its own schema has these."""
+    """A part of a schema, with references to the whole, but for its definitions, to where an argument's own schema has it."""
     if isinstance(part, Mapping):
-        if isinstance(ref := part.get("$ref"), str) and ref.startswith("#/properties/"):
+        if isinstance(ref := part.get("$ref"), str) and re.match(r"#(/(?!(\$|%24)defs/|definitions/)|\Z)", ref):
             part = {**part, "$ref": f"#/$defs/{WHOLE}{ref[1:]}"}
         return {name: _moved(value) for name, value in part.items()}
     return [_moved(each) for each in part] if isinstance(part, list) else part

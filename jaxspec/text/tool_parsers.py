@@ -15,9 +15,17 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
-_DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/]+)")
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 MAX_REFERENCES = 16
-"""From one definition to the next."""
+"""From one definition to the next, and from a schema to the one inside it."""
+_STRING = re.compile(r"""'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?""", re.DOTALL)
+_RAW = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+type Types = frozenset[str]
+TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_FIRST = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_CLASSES = {dict: {"object"}, list: {"array"}, str: {"string"}, bool: {"boolean"}, type(None): {"null"}}
+_NUMBERS = {"number", "integer"}
+"""The types of JSON by its first character, and by the class of the value; all else are numbers."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair, which UTF-8 can't encode."""
 
@@ -33,6 +41,7 @@ class Calls:
 
     def __init__(self, reader: AnswerReader, tools: Tools):
         self._reader, self._tools, self._count = reader, tools, 0
+        self._types: dict[tuple[str, str], Types] = {}
         self._space: str | None = None
         """What separates the next content from the last one. None: there was none."""
 
@@ -99,6 +108,12 @@ class Calls:
         """The schema of one argument."""
         found = self.properties(name).get(argument)
         return found if isinstance(found, Mapping) else {}
+
+    def types_of(self, name: str, argument: str) -> Types:
+        """What one argument may be."""
+        if (name, argument) not in self._types:
+            self._types[name, argument] = types_of(self.schema_of(name, argument), self._tools[name], {})
+        return self._types[name, argument]
 
 
 def read_tagged(reader: AnswerReader, tools: Tools) -> Reading[None]:
@@ -239,15 +254,23 @@ def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[s
 
 
 def python_to_json(source: str) -> str:
-    """JSON as it is, or a literal of Python as JSON; what is neither, or has no JSON, as a string."""
-    with contextlib.suppress(ValueError, RecursionError):
-        json.loads(source, parse_int=str, parse_float=_check_finite, parse_constant=_check_finite)
-        return source
-    with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        value = ast.literal_eval(source)
-        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        return json.dumps(value) if _SURROGATE.search(written) else written
+    """JSON as it is, or a literal of Python as JSON; what is neither, or has no JSON, as a string. Control characters in strings,
+    which neither has, count as escaped."""
+    escaped = _STRING.sub(lambda string: _RAW.sub(_escape, string[0]), source)
+    for text in (source, escaped):
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(text, parse_int=str, parse_float=_check_finite, parse_constant=_check_finite)
+            return text
+    for text in (source, escaped):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(text)
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            return json.dumps(value) if _SURROGATE.search(written) else written
     return json.dumps(source, ensure_ascii=False)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith("\\") else _escaped(found[0])
 
 
 def _check_finite(number: str) -> None:
@@ -267,7 +290,7 @@ def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
             argument = yield from reader.name_until(">")
             yield calls.arguments(f"{opening}{json.dumps(argument, ensure_ascii=False)}: ")
             opening = ", "
-            yield from _read_xml_value(reader, calls, is_text=is_text(calls.schema_of(name, argument)))
+            yield from _read_xml_value(reader, calls, name, argument)
             yield from reader.spaces()
         yield from reader.expect("</function>")
     except MalformedCall as error:
@@ -280,10 +303,10 @@ def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
     calls.end()
 
 
-def _read_xml_value(reader: AnswerReader, calls: Calls, *, is_text: bool) -> Reading[None]:
-    """A value between tags, without one line break on each side."""
+def _read_xml_value(reader: AnswerReader, calls: Calls, name: str, argument: str) -> Reading[None]:
+    """A value between tags, without one line break on each side. A string may lack its quotes where the schema leaves no doubt."""
     yield from reader.take("\n")
-    if is_text:
+    if is_text(calls.schema_of(name, argument)):
         yield calls.arguments('"')
         if (yield from reader.until("</parameter>", lambda piece: calls.arguments(_escaped(piece)), _without_line_break)):
             yield calls.arguments('"')
@@ -293,7 +316,10 @@ def _read_xml_value(reader: AnswerReader, calls: Calls, *, is_text: bool) -> Rea
         if not (yield from reader.more()):
             raise Unfinished
     reader.at = end + len("</parameter>")
-    yield calls.arguments(python_to_json(_without_line_break(reader.text[start:end])))
+    source, types = _without_line_break(reader.text[start:end]), calls.types_of(name, argument)
+    written = python_to_json(source)
+    kind = _FIRST.get(written.lstrip()[0]) or ("integer" if float(written).is_integer() else "number")
+    yield calls.arguments(written if kind in types or "string" not in types else json.dumps(source, ensure_ascii=False))
 
 
 def _escaped(text: str) -> str:
@@ -308,14 +334,41 @@ def _without_line_break(text: str) -> str:
 def resolved(schema: Schema) -> Schema:
     """The schema; where all of it is one of its definitions, with the members of that one, which may be another one's."""
     for _ in range(MAX_REFERENCES):
-        if not isinstance(ref := schema.get("$ref"), str) or (place := _DEFINITION.fullmatch(unquote(ref))) is None:
+        if not isinstance(ref := schema.get("$ref"), str) or not _DEFINITION.fullmatch(unquote(ref)):
             return schema
-        definitions = schema.get(place[1])
-        found = definitions.get(place[2].replace("~1", "/").replace("~0", "~")) if isinstance(definitions, Mapping) else None
-        if not isinstance(found, Mapping):
+        if not isinstance(found := _pointed_at(schema, ref), Mapping):
             return schema
         schema = {**{name: value for name, value in schema.items() if name != "$ref"}, **found}
     return schema
+
+
+def _pointed_at(schema: Schema, ref: str) -> Any:
+    """What a reference within the schema means. None: there is nothing."""
+    found: Any = schema
+    for step in unquote(ref).split("/")[1:]:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def types_of(part: Any, whole: Schema, known: dict[str, Types], depth: int = MAX_REFERENCES) -> Types:
+    """The types of JSON that a part of the schema admits, or more of them. `known`: those of references."""
+    if not isinstance(part, Mapping) or not depth:
+        return TYPES
+    asked, listed = part.get("type"), values_of(part)
+    found = TYPES.intersection(each for each in (asked if isinstance(asked, list) else [asked]) if isinstance(each, str)) or TYPES
+    found |= _NUMBERS if "number" in found else set()
+    if isinstance(listed, list):
+        found &= {kind for each in listed for kind in _CLASSES.get(type(each), _NUMBERS)}
+    if isinstance(ref := part.get("$ref"), str) and ref.startswith("#"):
+        if ref not in known:
+            known[ref] = TYPES  # as it may refer to itself
+            known[ref] = types_of(_pointed_at(whole, ref), whole, known, depth - 1)
+        found &= known[ref]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(parts := part.get(name), list) and parts:
+            each = [types_of(inner, whole, known, depth - 1) for inner in parts]
+            found &= frozenset.intersection(*each) if name == "allOf" else frozenset.union(*each)
+    return found
 
 
 def values_of(schema: Schema) -> Any:

@@ -27,6 +27,15 @@ def fits(tag: dict[str, Any], text: str) -> bool:
 OLD = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 Y = {"type": "grammar", "grammar": 'root ::= "y"'}
 ONCE = {"type": "tags_with_separator", "tags": [TAGGED], "separator": ",", "at_least_one": True, "stop_after_first": True}
+ANY, X = {"type": "any_text"}, {"type": "const_string", "value": "x"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f"], "tags": [{**TAGGED, "content": ANY}]}
+
+
+def inside(*elements: dict[str, Any], kind: str = "sequence") -> dict[str, Any]:
+    """A tag around the elements."""
+    return {"format": {"type": "tag", "begin": "<a>", "content": {"type": kind, "elements": elements}, "end": "</a>"}}
+
+
 NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
 
 
@@ -44,11 +53,7 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
             ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
             ["x", '<f>{"a": 1}</f>,'],
         ),
-        (
-            {"format": ONCE},
-            ['<f>{"a": 1}</f>'],
-            ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
-        ),
+        ({"format": ONCE}, ['<f>{"a": 1}</f>'], ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>']),
         (
             {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAGGED], "at_least_one": True}},
             ['x<f>{"a": 1}</f>y'],
@@ -59,6 +64,12 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
             ["x", 'x<f>{"a": 1}</f>'],
             ['<f>{"a": 1}</f>y'],
         ),
+        (inside(X, ANY), ["<a>x</a>", "<a>xy<</a>"], ["<a>y</a>", "<a>x</a>y"]),
+        (inside(X, ANY, kind="or"), ["<a>x</a>", "<a>y</a>"], ["<a>y</a>y"]),
+        (inside(X, {**TAGGED, "content": ANY, "end": ""}), ["<a>x<f>y</a>"], ["<a>x</a>", "<a>x<f>y</a>y"]),
+        (inside(X, TRIGGERED), ["<a>x</a>", "<a>xy<f>z</f>y</a>"], ["<a>x<f</a>", "<a>x</a>y"]),
+        (inside({**TRIGGERED, "stop_after_first": True}), ["<a></a>", "<a>xy<f>z</f></a>"], ["<a>x<f>z</f>y</a>", "<a></a>y"]),
+        (inside(ONCE), ['<a><f>{"a": 1}</f></a>'], ['<a><f>{"a": 1}</f>y</a>']),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )  # fmt: skip
@@ -75,6 +86,9 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]):
         ({"format": {"type": "or", "elements": [{"type": "tag"}]}}, "begin must be a string .at format.elements.0"),
         ({"structures": [{"begin": "<f", "schema": {}, "end": ""}], "triggers": ["g"]}, "no tag begins with the trigger 'g'"),
         ({"format": {**TAGGED, "content": NOT}}, "'<f>'.*#/properties/b"),
+        (inside(ANY, X), "any_text must come last .*at format.'<a>'..content.elements.0"),
+        ({"format": {"type": "sequence", "elements": [TRIGGERED, Y]}}, "triggered_tags must come last .*at format.elements.0"),
+        (inside({**ONCE, "tags": [{**TAGGED, "content": ANY, "end": ""}]}), "any_text must come last"),
         ({"format": {"type": "grammar", "grammar": "start: x"}}, "format.grammar: .*unknown name"),
     ],
 )  # fmt: skip
@@ -128,11 +142,26 @@ A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a
         {"type": "object", "$ref": "#/definitions/A", "definitions": {"A": A}},
         {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"$ref": "#/$defs/a~1b"}, "a/b": A}},
         {"properties": {"b": {"type": "integer"}, "a": {"$ref": "#/properties/b"}}, "required": ["a"], "$defs": {}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"type": "integer"}},
+            "required": ["a"],
+            "$defs": {"A": {"$ref": "#/properties/b"}},
+        },
     ],
 )
 def test_references_reach_the_whole_schema(schema: dict[str, Any]):
     form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
     assert [fits(form, text) for text in ("[f(a=1)]", "[f()]", '[f(a="x")]')] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "kids", [{"kids": {"type": "array", "items": {"$ref": "#"}}}, {"kids": {"$ref": "#/definitions/K"}}], ids=["#", "defined"]
+)
+def test_an_argument_can_hold_what_the_whole_schema_describes(kids: dict[str, Any]):
+    schema = {**A, "properties": A["properties"] | kids, "definitions": {"K": {"type": "array", "items": {"$ref": "#"}}}}
+    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
+    texts = ('[f(a=1, kids=[{"a": 2, "kids": [{"a": 3}]}])]', '[f(a=1, kids=[{"kids": []}])]', "[f(a=1, kids=[[]])]")
+    assert [fits(form, text) for text in texts] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +174,9 @@ def test_references_reach_the_whole_schema(schema: dict[str, Any]):
         ({"properties": {"a": {}}, "required": ["b"]}, "required"),
         ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum of 'a'"),
         ({"minProperties": 1, "additionalProperties": True}, "minProperties"),
+        ({**A, "not": {}}, "not at the top"),
+        ({**A, "if": {}, "then": {"required": ["b"]}}, "if at the top"),
+        ({**A, "dependentRequired": {"a": ["b"]}}, "dependentRequired at the top"),
     ],
 )
 @pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "mimo"])
@@ -153,6 +185,23 @@ def test_arguments_that_a_format_can_not_write_are_refused(name: str, schema: di
         TOOL_FORMATS[name].structures.calls({"f": schema}, "f", only_one=True)
     form = {"format": TOOL_FORMATS[name].structures.calls({"f": schema, "g": G}, "g", only_one=False)}
     assert fits(form, TEXTS[name]) and fits(form, TEXTS[name].replace("k", "z")) and not fits(form, TEXTS[name].replace("4", "x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [*(("pythonic", each) for each in ("a (b)", "a,b", "a=b", "it's", "[a]", "a\nb", " a")), ("mimo", "x>y"),
+                           ("qwen3_coder", 256 * "x")]
+)  # fmt: skip
+def test_names_that_would_not_be_read_back_are_refused(name: str, argument: str):
+    schema, structures = {"type": "object", "properties": {argument: {}}}, TOOL_FORMATS[name].structures
+    with pytest.raises(ValueError, match="a name that this model's format of calls can't write"):
+        structures.calls({"f": schema}, "f", only_one=True)
+    assert structures.calls({"f": schema}, [], only_one=True) == structures.calls({"f": {"anyOf": [{}]}}, [], only_one=True)
+    form = AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools={"f": {}})
+    for readable in ("$top", "a b", "é", 255 * "x"):
+        xml = f"<tool_call><function=f><parameter={readable}>1</parameter></function></tool_call>"
+        events = AnswerParser(form).add(f"[f({readable}=1)]" if name == "pythonic" else xml, is_last=True)
+        assert json.loads(Answer.of(events).calls[0].arguments) == {readable: 1}
+        structures.calls({"f": {"properties": {readable: {}}}}, "f", only_one=True)
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])

@@ -1,6 +1,7 @@
 """Text under a grammar and a tree is plain masked decoding's, token for token, and fits the grammar; and what wins between a
 grammar and the other parameters. (One file, so that its engines share their programs.)"""
 
+import json
 import random
 from contextlib import closing
 
@@ -16,8 +17,14 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.grammar.matcher import GrammarError
 from jaxspec.grammar.trees import best_nodes
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.structured import Given
+from jaxspec.server.tools import Function, ToolUse, constraint_for
+from jaxspec.testing import tiny_engine, tiny_target
+from jaxspec.text.answer_parser import THINK, Answer, AnswerFormat, AnswerParser, Thinking
+from jaxspec.text.tool_formats import TOOL_FORMATS
 from tests.engine.served import Gate, served, updates_of
 from tests.grammar.cases import TREES, Bench, engine, random_case
+from tests.server.fakes import TAGS, byte_tokenizer, with_tags
 from tests.sets import exhaustive
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -44,8 +51,8 @@ def finish(made: Engine, *params: SamplingParams) -> list[Request]:
     return served(made, *(GenerationRequest(PROMPT, each) for each in params))
 
 
-def sampled(seed: int, **fields) -> SamplingParams:
-    return SamplingParams(max_tokens=24, temperature=1.2, seed=seed, **fields)
+def sampled(seed: int, length: int = 24, **fields) -> SamplingParams:
+    return SamplingParams(max_tokens=length, temperature=1.2, seed=seed, **fields)
 
 
 def texts(made: Engine, **fields) -> list[str]:
@@ -174,6 +181,47 @@ def test_a_lossy_engine_waits_for_them(monkeypatch):
         lossy.step()
     assert [each.finish_reason for each in held] == ["stop", "stop"]
     lossy.runner.programs.stop()
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+F = Function(name="f", parameters=SCHEMA, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "must_call", "given", "thinking", "used"),
+    [
+        ("hermes", True, None, Thinking.NONE, TAGS[:2]),
+        ("qwen3_coder", True, None, Thinking.OPEN, (*TAGS[:2], TAGS[3])),
+        ("hermes", False, None, Thinking.POSSIBLE, TAGS[:2]),
+        (None, False, Given("response_format", "json_schema", SCHEMA), Thinking.OPEN, TAGS[3:]),
+    ],
+    ids=["required", "required behind thinking", "auto and strict", "a schema behind thinking"],
+)
+def test_tags_with_tokens_of_their_own_mark_calls_and_thinking(form, must_call, given, thinking, used):
+    """And the text is the same under any tree."""
+    tokenizer = with_tags(byte_tokenizer(), "<|im_end|>")
+    ids, end = dict(zip(TAGS, tokenizer.convert_tokens_to_ids(list(TAGS)), strict=True)), len(tokenizer) - 1
+    target = tiny_target(num_layers=1, vocab_size=len(tokenizer), eos_token_ids=(end,))
+    use = None if form is None else ToolUse(TOOL_FORMATS[form], [], [F], must_call, only_one=True)
+    tag = constraint_for(use, given, THINK, thinking).value
+    bias = dict.fromkeys((*ids.values(), end), 8.0)  # else a random model would hardly end what may be any text
+    asked = [GenerationRequest(PROMPT, sampled(seed, structural_tag=tag, logit_bias=bias, length=150)) for seed in range(6)]
+    outputs = []
+    for tree in (TREES[0], PLAIN):
+        made = tiny_engine(tree, target=target, tokenizer=tokenizer, max_running_requests=8)
+        requests = [made.add(each) for each in asked]
+        streams = dict.fromkeys((request.id for request in requests), "")
+        for update in updates_of(made):
+            streams[update.request_id] += update.text
+        assert list(streams.values()) == [request.result().text for request in requests]
+        assert {request.finish_reason for request in requests} == {"stop"}
+        outputs.append([request.output for request in requests])
+    assert outputs[0] == outputs[1] and {ids[name] for name in used} <= {token for output in outputs[0] for token in output}
+    answer_format = AnswerFormat(THINK, thinking, tool_parser=use and use.format.read, tools=use.schemas if use else {})
+    answers = [Answer.of(AnswerParser(answer_format).add(text, is_last=True)) for text in streams.values()]
+    found = [answer.content if given else call.arguments for answer in answers for call in answer.calls or [None] * bool(given)]
+    assert found and all(json.loads(each)["a"] in (1, 22) for each in found)
+    assert all(answer.calls for answer in answers if must_call)
 
 
 def test_trees_are_ranked_as_on_the_device():

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from time import perf_counter
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import TreeShape
@@ -58,6 +58,16 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+def with_tags(tokenizer: PreTrainedTokenizerFast, *special: str) -> PreTrainedTokenizerFast:
+    """With TAGS as tokens that are text, as in Qwen3's, and behind them special ones."""
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    return tokenizer
 
 
 def fake_logprob(token: int, alternatives: int) -> TokenLogprob:

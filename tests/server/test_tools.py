@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.tool_formats import TOOL_FORMATS
 from tests.server.conftest import CHAT, USER, Client, served
 from tests.server.fakes import TOOL_TEMPLATE, byte_tokenizer
@@ -30,7 +31,7 @@ def client(caller: Client) -> Client:
 def ask(client: Client, text: str, **body: Any) -> dict[str, Any]:
     """The choice of an answer that ends after this text."""
     client.engine.text = text + "\x00"
-    response = client.post(CHAT, messages=USER, stop=["\x00"], **body)
+    response = client.post(CHAT, **{"messages": USER, "stop": ["\x00"], **body})
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
 
@@ -172,6 +173,15 @@ def test_the_last_message_can_be_continued(client: Client):
     thinking = [*USER, {"role": "assistant", "content": "<think>a"}]
     answer = client.post(CHAT, messages=thinking, continue_final_message=True, add_generation_prompt=False, stop="\x00").json()
     assert answer["choices"][0]["message"]["reasoning_content"] == "x"
+
+
+def test_an_empty_message_that_is_continued_thinks_as_the_prompt_says():
+    """Also where the model always thinks: the template has closed the thinking."""
+    template = "{% for m in messages %}{{ m.role }}:<think></think>{{ m.content }}{% endfor %}"
+    with served(template=template, reasoning=REASONING_FORMATS["deepseek-r1"]) as own:
+        turns = [*USER, {"role": "assistant", "content": ""}]
+        message = ask(own, "Paris.", messages=turns, continue_final_message=True)["message"]
+    assert (message["content"], message.get("reasoning_content")) == ("Paris.", None)
 
 
 ASSISTANT = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1"}}]}

@@ -11,6 +11,22 @@ from jaxspec.text.tool_formats import TOOL_FORMATS, format_name_in
 from tests.server import templates
 
 TOOLS = {"f": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"enum": ["x", "y"]}}}, "g": {}}
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TOOLS["t"] = {
+    "properties": {
+        "a": {"anyOf": [TEXT, {"type": "null"}]},
+        "b": {"$ref": "#/$defs/Z"},
+        "c": {"type": ["string", "null"]},
+        "d": {"oneOf": [TEXT, {"type": "null"}]},
+        "e": {"enum": ["7", None]},
+        "f": {"anyOf": [{"const": 7, "type": "integer"}, {"$ref": "#/properties/b"}]},
+        "g": {"allOf": [{"type": ["number", "string"]}, NUMBER]},
+        "h": {"anyOf": [TEXT, {"$ref": "#/properties/h"}]},
+        "i": {"anyOf": [TEXT, NUMBER]},
+    },
+    "$defs": {"Z": TEXT},
+}
+XML_VALUES = ("1.10", "10115", "[1, 2]", "None", "7", "7", "7", '{"s": "a\nb"}', "0.5")
 RAW = '{"s":\n' + r'"a\nb\n\\\t\u0001\u0002"}'
 """Raw control characters are escaped in strings, whether or not a backslash is before them."""
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -88,6 +104,21 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("pythonic", "[g($top=1, a b = 2)]", "", [("g", '{"$top": 1, "a b": 2}')]),
     ("pythonic", "[g()]", "", [("g", "{}")]),
+    (
+        "pythonic",
+        """[g(a=\"\"\"print("it's, \\\\n")\n\"\"\", b=\'\'\'\'\'\', c="", d='x\ny\\'', e=[\n'\t', "\\\n"], f={"s": 'a'\n"b\n"})]""",
+        "",
+        [("g", r"""{"a": "print(\"it's, \\n\")\n", "b": "", "c": "", "d": "x\ny'", "e": ["\t", ""], "f": {"s": "ab\n"}}""")],
+    ),
+    ("pythonic", '[g(a="""was cut""', "", [("g", "")]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=t>\n"
+        + "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in zip("abcdefghi", XML_VALUES, strict=True))
+        + "</function>\n</tool_call>",
+        "",
+        [("t", r'{"a": "1.10", "b": "10115", "c": "[1, 2]", "d": null, "e": "7", "f": 7, "g": 7, "h": {"s": "a\nb"}, "i": "0.5"}')],
+    ),
     (
         "pythonic",
         "[f('a', 3), g(), f(n=3, [1], 'y')]",
@@ -218,6 +249,4 @@ def test_the_prompt_says_whether_the_answer_thinks(prompt: str, possible: Thinki
 
 def test_a_continued_answer_thinks_on():
     form = REASONING_FORMATS["deepseek-r1"]
-    assert [form.within(text) for text in ("<think>a", "<think>a</think>b", "b", "")] == [
-        Thinking.OPEN, Thinking.NONE, Thinking.NONE, Thinking.OPEN,
-    ]  # fmt: skip
+    assert [form.within(text) for text in ("<think>a", "<think>a</think>b", "b")] == [Thinking.OPEN, Thinking.NONE, Thinking.NONE]

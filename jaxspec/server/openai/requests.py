@@ -202,7 +202,8 @@ def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, pr
         raise wrong("include_reasoning:", "the thinking is not known: start the server with --reasoning-parser")
     thinking = Thinking.NONE
     if reasoning is not None:
-        thinking = reasoning.within(body.messages[-1].text) if body.continue_final_message else reasoning.after(prompt)
+        begun = body.messages[-1].text if body.continue_final_message else ""
+        thinking = reasoning.within(begun) if begun.strip() else reasoning.after(prompt)
     return AnswerFormat(
         reasoning=reasoning,
         thinking=thinking,
