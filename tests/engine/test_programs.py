@@ -1,8 +1,11 @@
 """Compiling ahead: what is counted, what was found in JAX's cache, and that nothing compiles afterwards."""
 
+import atexit
+import gc
 import logging
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +178,26 @@ def test_what_a_request_waits_for_compiles_before_what_would_make_others_faster(
     programs.may_go_on.set()
     programs.wait()
     assert list(programs.compilations) == [CHUNK, ADMIT, *reversed(others)] and programs.count[:2] == (4, 4)
+
+
+def test_the_compiler_ends_after_its_program_and_lets_the_weights_go(monkeypatch):
+    """Python's end alone waits for it."""
+    at_exit: list[str] = []
+    monkeypatch.setattr(atexit, "register", lambda function: at_exit.append(function.__name__))
+    programs = Slow(23.0)
+    programs.start_compiler()
+    programs.is_sealed = True
+    for program in (ADMIT, CHUNK):
+        programs.ask_for(program)
+    assert programs.started.wait(60)
+    programs.stop()
+    compiler, compiled, weights = programs._compiler, programs.compilations, weakref.ref(programs._params["w"])
+    assert compiler.is_alive() and at_exit == ["join", "stop"]
+    programs.may_go_on.set()
+    del programs
+    compiler.join(60)
+    gc.collect()
+    assert list(compiled) == [ADMIT] and weights() is None
 
 
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
