@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import copyreg
 import ctypes
 import hashlib
 import itertools
@@ -48,6 +49,9 @@ class ProgramError(RuntimeError):
 
     def __init__(self, program: Program, failed: str, error: Exception):
         super().__init__(f"the program ({program}) {failed}: {reason_of(error)}")
+
+    def __reduce__(self) -> tuple:
+        return copyreg.__newobj__, (type(self), *self.args)  # type: ignore[attr-defined]  # for pickle
 
 
 class Compilation(NamedTuple):

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import logging
+import pickle
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.decoding.programs import AdmitProgram, PrefillProgram
-from jaxspec.engine.programs import Compilation, Programs
+from jaxspec.engine.programs import Compilation, ProgramError, Programs
 from jaxspec.placement import GPU_COMPILER_OPTIONS, UNTIMED
 
 pytestmark = pytest.mark.compiles
@@ -241,3 +242,10 @@ def test_after_a_failure_the_rest_is_not_compiled():
     with pytest.raises(SystemExit):
         programs.compile_all([ADMIT, *(PrefillProgram(number, 1) for number in range(100))])
     assert programs.started < 50
+
+
+def test_an_error_survives_the_way_out_of_a_process():
+    """A pool of processes would hang on one that can't be unpickled."""
+    error = ProgramError(ADMIT, "could not be compiled", ValueError("no such kernel"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is ProgramError and str(copy) == "the program (admit) could not be compiled: ValueError: no such kernel"
