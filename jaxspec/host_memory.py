@@ -24,13 +24,16 @@ class GroupFiles(NamedTuple):
     """The directory of all groups."""
     limit: str
     used: str
-    reclaimable: str
-    """The entry of memory.stat with the cached files that are freed first. It is part of `used`."""
+    reclaimable: tuple[str, ...]
+    """The entries of memory.stat with cached files. They are part of `used`, and freed when memory is needed, as MemAvailable has
+    it: also those that were read more than once, such as the weights that an earlier process mapped."""
 
 
 VERSIONS = {
-    2: GroupFiles("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    1: GroupFiles("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: GroupFiles("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    1: GroupFiles(
+        "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+    ),
 }
 
 
@@ -70,7 +73,7 @@ def left_in(group: Path, files: GroupFiles) -> int | None:
     limit, used = number(group / files.limit, r"(\d+)"), number(group / files.used, r"(\d+)")
     if limit is None or used is None:  # "max", or no such group here
         return None
-    return limit - used + (number(group / "memory.stat", rf"{files.reclaimable} (\d+)") or 0)
+    return limit - used + sum(number(group / "memory.stat", rf"{entry} (\d+)") or 0 for entry in files.reclaimable)
 
 
 def number(path: Path, line: str) -> int | None:

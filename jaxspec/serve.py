@@ -1,6 +1,7 @@
 """jaxspec serve: an HTTP server for one model. Endpoints are OpenAI's, Anthropic's and SGLang's, flags SGLang's and vLLM's."""
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -251,7 +252,10 @@ def tool_format(arguments: ServerArguments, chat_template: "ChatTemplate | None"
 def listen(host: str, port: int) -> socket.socket:
     """A socket bound to the address; it accepts connections once the server runs. Of a name with several addresses, such as
     localhost, the IPv4 one. Raises OSError if the address is unavailable."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError:  # such as 127.0.0..1
+        raise OSError(errno.EINVAL, "it is no name of a host") from None
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:

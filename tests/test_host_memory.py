@@ -18,14 +18,16 @@ class Group(NamedTuple):
     limit: int | None
     used: int
     files: int
-    """Cached files among what is used, that are freed first."""
+    """Cached files among what is used that were read once."""
+    active: int = 0
+    """And those that were read again."""
 
     @property
     def left(self) -> int:
-        return 2**62 if self.limit is None else max(0, self.limit - self.used + self.files)
+        return 2**62 if self.limit is None else max(0, self.limit - self.used + self.files + self.active)
 
 
-GROUPS = st.lists(st.builds(Group, st.none() | SIZES, SIZES, SIZES), max_size=3)
+GROUPS = st.lists(st.builds(Group, st.none() | SIZES, SIZES, SIZES, SIZES), max_size=3)
 
 
 def write(path: Path, text: str) -> None:
@@ -45,7 +47,9 @@ def machine(root: Path, kilobytes: int, version: int, groups: list[Group], path:
         unlimited = "max" if version == 2 else str(2**63 - 4096)
         write(directory / files.limit, f"{unlimited if group.limit is None else group.limit}\n")
         write(directory / files.used, f"{group.used}\n")
-        write(directory / "memory.stat", f"anon 5\n{files.reclaimable} {group.files}\n{files.reclaimable}_more 3\n")
+        prefix = "" if version == 2 else "total_"  # in version 1 the others are of this group alone
+        cached = f"{prefix}inactive_file {group.files}\n{prefix}active_file {group.active}\n"
+        write(directory / "memory.stat", f"anon 5\n{cached}other_active_file 7\n{prefix}active_file_more 3\n")
     return root
 
 

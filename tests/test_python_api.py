@@ -8,6 +8,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -19,7 +20,7 @@ from jaxspec.grammar import cache
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.conftest import wait_until
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
-from tests.sets import exhaustive
+from tests.sets import exhaustive, variants
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -216,6 +217,22 @@ def test_after_closing_every_call_is_refused(files):
     for call in (lambda: llm.generate("ab"), lambda: llm.chat(HELLO), lambda: next(waiting), llm.stats, llm.warm_up):
         with pytest.raises(RuntimeError, match="this LLM is closed: create a new one"):
             call()
+
+
+@pytest.mark.parametrize("ending", [LLM.close, AsyncLLM.close, variants(None)])
+def test_the_memory_is_free_after_the_end(files, ending):
+    """Also if programs still compile in the background. None: nothing refers to the LLM any more."""
+    llm = few_programs((AsyncLLM if ending is AsyncLLM.close else LLM)(*files, "2/2/4", **OPTIONS))
+    programs = llm._thread._work._engine.runner.programs
+    programs.start_compiler()
+    weights = [weakref.ref(array) for array in jax.tree.leaves(programs._params)]
+    if ending is None:
+        del llm
+    else:
+        ending(llm)
+    assert weights and programs._stopping
+    del programs
+    wait_until(lambda: gc.collect() >= 0 and all(array() is None for array in weights))
 
 
 def test_a_call_that_is_refused_is_counted_nowhere(llm, monkeypatch):

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything, by section."""
-    installed = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in distributions()}
+    named = [(each.metadata.get("Name"), each.metadata.get("Version")) for each in distributions()]
+    installed = {name.lower().replace("_", "-"): version for name, version in named if name}  # a damaged one has none
     return {
         "jaxspec": {"version": own_version(), **checkout(ROOT)},
         "system": {

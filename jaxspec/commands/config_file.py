@@ -73,6 +73,8 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
     if action is None or key in NOT_IN_FILES:
         hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
         raise ValueError(f"{where} is not an option of a config file{hint}")
+    if value is not None and _as_json(value) is None:
+        return  # not given, as YAML's null says
     if action.nargs == 0:
         if str(value).lower() not in ("true", "false"):
             raise ValueError(f"{where} must be true or false, got {value!r:.80}")

@@ -6,6 +6,8 @@ from jaxspec.commands.options import FLAG_OF, OPTIONS
 
 CODE_OF_PLAIN = "TreeShape(num_steps=0)"
 """How messages call the tree of plain decoding."""
+NAME = re.compile(r"(give |leave out )?(?<![\w/.-])([a-z]+(?:_[a-z]+)*)(?![\w/-]|\.\w)(=True)?")
+"""An argument's name, perhaps; no part of a path or of another name."""
 
 
 def in_flags(message: str) -> str:
@@ -21,4 +23,4 @@ def in_flags(message: str) -> str:
         is_name = verb or value or "_" in name  # else it may be an ordinary word
         return verb + flags[name] if name in flags and is_name else found[0]
 
-    return re.sub("(give |leave out )?([a-z]+(?:_[a-z]+)*)(=True)?", flag, message.replace(CODE_OF_PLAIN, "--tree plain"))
+    return re.sub(NAME, flag, message.replace(CODE_OF_PLAIN, "--tree plain"))

@@ -256,6 +256,7 @@ class _Work:
             self._refuse_all()
             self._end_all()
             self._engine.grammars.close()
+            self._engine.runner.programs.stop()
             del self._engine
 
     def _answer(self, call: _Call | None) -> None:
@@ -286,8 +287,7 @@ class _Work:
                 raise
             logger.exception("the engine failed to admit a request")
             raise EngineError("the engine failed to admit the request") from error
-        for request_id in ticket.ids:
-            self._tickets[request_id] = ticket
+        self._tickets |= dict.fromkeys(ticket.ids, ticket)
 
     def drop(self, tickets: Iterable[Ticket]) -> None:
         """Aborts the requests of these tickets; their readers have left."""

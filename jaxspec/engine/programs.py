@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import copyreg
 import ctypes
 import hashlib
 import itertools
@@ -50,6 +51,9 @@ class ProgramError(RuntimeError):
 
     def __init__(self, program: Program, failed: str, error: Exception):
         super().__init__(f"the program ({program}) {failed}: {reason_of(error)}")
+
+    def __reduce__(self) -> tuple:
+        return copyreg.__newobj__, (type(self), *self.args)  # type: ignore[attr-defined]  # for pickle
 
 
 class Compilation(NamedTuple):
@@ -204,7 +208,8 @@ class Programs:
         if self._compiler is None:
             self._compiler = threading.Thread(target=self._compile_asked, name="compiler", daemon=True)
             self._compiler.start()
-            atexit.register(self.stop)
+            atexit.register(self._compiler.join)  # Python crashes if it exits while a thread is inside XLA
+            atexit.register(self.stop)  # called first
 
     @property
     def is_compiling(self) -> bool:
@@ -221,11 +226,11 @@ class Programs:
         self._queue.join()
 
     def stop(self) -> None:
-        """Ends the compiler after its current program: Python crashes if it exits while a thread is inside XLA."""
+        """Ends the compiler after its current program, without waiting for it; then nothing holds the weights for it."""
         if self._compiler is not None:
             self._stopping = True
             self._queue.put((AT_ONCE, next(self._numbers), None))
-            self._compiler.join()
+            atexit.unregister(self.stop)
 
     def _compile_asked(self) -> None:
         with CacheHits() as hits:

@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 class RenderError(ValueError):
     """A conversation can't be rendered. `status` is HTTP's, `param` the client's field at fault."""
 
-    def __init__(self, status: int, message: str, param: str | None = None):
+    def __init__(self, message: str, param: str | None = None, status: int = 400):
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status, self.param = status, param  # what pickle restores: it knows the message only
 
 
 class ChatTemplate:
@@ -131,7 +131,7 @@ class ChatTemplate:
         for name in (options := options or {}):
             if name not in self.options:
                 known = f"an option of the model's chat template (its options: {', '.join(self.options) or 'none'})"
-                raise RenderError(400, f"chat_template_kwargs: {_quote(name)} is not {known}", "chat_template_kwargs")
+                raise RenderError(f"chat_template_kwargs: {_quote(name)} is not {known}", "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
             messages = [
                 {**each, "role": "system"} if isinstance(each, Mapping) and each.get("role") == "developer" else each
@@ -142,11 +142,11 @@ class ChatTemplate:
         try:
             line = json.dumps({"variables": variables}).encode()  # before a process is taken, which would be replaced
         except RecursionError:
-            raise RenderError(400, "messages: they, or the tools, are nested too deeply", "messages") from None
+            raise RenderError("messages: they, or the tools, are nested too deeply", "messages") from None
         with self._process() as process:
             reply = self._ask(process, line, self._seconds)
         if "error" in reply:
-            raise RenderError(400, f"messages: the model's chat template can't render them: {_quote(reply['error'])}", "messages")
+            raise RenderError(f"messages: the model's chat template can't render them: {_quote(reply['error'])}", "messages")
         return reply["text"]
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class ChatTemplate:
         try:
             process = self._idle.get(timeout=self._seconds)
         except queue.Empty:
-            raise RenderError(503, "too many conversations are being rendered: try again later") from None
+            raise RenderError("too many conversations are being rendered: try again later", status=503) from None
         try:
             if process is not None and not process.is_alive:
                 process.close()

@@ -10,9 +10,11 @@ from jaxspec.commands import collect_env
 from jaxspec.commands.collect_env import as_text, checkout, main, output, plain_name, variables
 
 
-def test_the_report_has_every_section_in_both_forms(capsys, monkeypatch):
+def test_the_report_has_every_section_in_both_forms(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXSPEC_API_KEY", "hidden-value")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_example=1 " * 100)
+    (tmp_path / "~roken-1.0.dist-info").mkdir()  # damaged: it has no METADATA
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["packages"]["jax"] == jax.__version__ and found["devices"][0]["platform"] == jax.default_backend()

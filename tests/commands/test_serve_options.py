@@ -242,6 +242,8 @@ def test_the_value_of_an_unknown_option_is_not_repeated(refused):
         ("accept_threshold_acc must be in (0, 1]", "--speculative-accept-threshold-acc must be in (0, 1]"),
         ("lower context_length, or raise mem_fraction", "lower --context-length, or raise --mem-fraction-static"),
         ("my_page_size stays, pages too", "my_page_size stays, pages too"),
+        ("/data/token_map.pt, num_pages/x, page_size-2", "/data/token_map.pt, num_pages/x, page_size-2"),
+        ("token_map: raise num_pages.", "--speculative-token-map: raise --max-total-tokens."),
         (
             "the draft comes with none: give draft, or ngram=True",
             "the draft comes with none: give --speculative-draft-model-path, or --speculative-ngram",
@@ -470,6 +472,15 @@ def test_mappings_hold_what_yaml_says(tmp_path: Path):
     arguments = from_file(tmp_path, f"kv-events-config: {events}\nspeculative-config: {speculation}\n{ignored}")
     assert arguments.kv_events == KvEventsConfig(True, publisher="null", topic="5", hwm=7)
     assert arguments.algorithm == "NGRAM" and len(arguments.notes) == 2
+
+
+@pytest.mark.parametrize("null", ["null", "Null", "~"])
+def test_null_is_not_given_and_in_quotes_it_is_a_text(tmp_path: Path, null: str):
+    """Above all it is no key, which would win over the variable's."""
+    content = f"api_key: {null}\nport: {null}\ndisable-radix-cache: {null}\nserved-model-name: '{null}'\nadmin-api-key: \"{null}\""
+    arguments = parse_arguments(config_file(tmp_path, content), {"JAXSPEC_API_KEY": "mine"})
+    assert (arguments.settings.api_key, arguments.settings.admin_api_key, arguments.port) == ("mine", null, 30000)
+    assert arguments.served_model_names == (null,) and "prefix_cache" not in arguments.engine
 
 
 def test_vllms_nested_speculation(tmp_path: Path):

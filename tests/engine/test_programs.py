@@ -1,15 +1,19 @@
 """Compiling ahead: what is counted, what was found in JAX's cache, and that nothing compiles afterwards."""
 
+import atexit
+import gc
 import logging
+import pickle
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxspec.decoding.programs import AdmitProgram, PrefillProgram
-from jaxspec.engine.programs import Compilation, Programs
+from jaxspec.engine.programs import Compilation, ProgramError, Programs
 from jaxspec.placement import GPU_COMPILER_OPTIONS, UNTIMED
 
 pytestmark = pytest.mark.compiles
@@ -177,6 +181,7 @@ def test_what_a_request_waits_for_compiles_before_what_would_make_others_faster(
     assert list(programs.compilations) == [CHUNK, ADMIT, *reversed(others)] and programs.count[:2] == (4, 4)
 
 
+<<<<<<< HEAD
 def test_what_was_asked_for_may_be_compiled_by_others():
     programs, other = Slow(23.0), PrefillProgram(2, 1)
     programs.compile_all([CHUNK])
@@ -189,6 +194,26 @@ def test_what_was_asked_for_may_be_compiled_by_others():
     programs.may_go_on.set()
     programs.wait()
     assert programs.count[:2] == (3, 3) and not programs.is_compiling
+=======
+def test_the_compiler_ends_after_its_program_and_lets_the_weights_go(monkeypatch):
+    """Python's end alone waits for it."""
+    at_exit: list[str] = []
+    monkeypatch.setattr(atexit, "register", lambda function: at_exit.append(function.__name__))
+    programs = Slow(23.0)
+    programs.start_compiler()
+    programs.is_sealed = True
+    for program in (ADMIT, CHUNK):
+        programs.ask_for(program)
+    assert programs.started.wait(60)
+    programs.stop()
+    compiler, compiled, weights = programs._compiler, programs.compilations, weakref.ref(programs._params["w"])
+    assert compiler.is_alive() and at_exit == ["join", "stop"]
+    programs.may_go_on.set()
+    del programs
+    compiler.join(60)
+    gc.collect()
+    assert list(compiled) == [ADMIT] and weights() is None
+>>>>>>> o
 
 
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
@@ -232,3 +257,10 @@ def test_after_a_failure_the_rest_is_not_compiled():
     with pytest.raises(SystemExit):
         programs.compile_all([ADMIT, *(PrefillProgram(number, 1) for number in range(100))])
     assert programs.started < 50
+
+
+def test_an_error_survives_the_way_out_of_a_process():
+    """A pool of processes would hang on one that can't be unpickled."""
+    error = ProgramError(ADMIT, "could not be compiled", ValueError("no such kernel"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is ProgramError and str(copy) == "the program (admit) could not be compiled: ValueError: no such kernel"

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from time import perf_counter
+from types import SimpleNamespace
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -81,6 +82,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
         self.grammars = Grammars(self.tokenizer, VOCABULARY, ())
+        self.runner = SimpleNamespace(programs=SimpleNamespace(stop=lambda: None))
         self.params: list[SamplingParams] = []
         """Of every request that was added."""
         self.prompts: list[tuple[int, ...]] = []

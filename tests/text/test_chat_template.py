@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -137,7 +138,8 @@ def test_other_options_are_refused_by_name(name: str):
     with ChatTemplate(reads_all + QWEN_3, {"eos_token": "</s>"}, "test") as template:
         with pytest.raises(RenderError) as error:
             template.render(USER, {"enable_thinking": True, name: 1})
-        assert (error.value.status, error.value.param) == (400, "chat_template_kwargs")
+        copy = pickle.loads(pickle.dumps(error.value))  # as a pool of processes does, which would hang
+        assert (copy.status, copy.param, str(copy)) == (400, "chat_template_kwargs", str(error.value))
         assert name[:100] in str(error.value) and len(str(error.value)) < 400
         # All names that the template may read from outside:
         assert "its options: content, enable_thinking, reasoning_content" in str(error.value)

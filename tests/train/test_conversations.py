@@ -163,7 +163,7 @@ def test_a_conversation_that_the_template_refuses_is_left_out(llm, monkeypatch, 
 
         def refusing(messages):
             if "bad" in messages[0]["content"]:
-                raise RenderError(400, "no such role")
+                raise RenderError("no such role")
             return render(messages)
 
         monkeypatch.setattr(writer._template, "render", refusing)
