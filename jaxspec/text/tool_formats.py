@@ -152,20 +152,13 @@ def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, d
     parts = {name: part if isinstance(part, Mapping) else {} for name, part in properties.items()}
     for name, part in parts.items():
         if not isinstance(values_of(part), list | None):
-<<<<<<< HEAD
             raise ValueError(f"have an enum of {name!r:.60} that is no list")
-    if (moved := _moved(parts)) != parts and isinstance(named := definitions.get("$defs", {}), Mapping):
-        definitions["$defs"], parts = {**named, WHOLE: {"properties": moved}}, moved
-    return [(name, {**definitions, **part}, name in required) for name, part in parts.items()]
-=======
-            raise ValueError(f"have an enum of {name} that is no list")
     whole = {**schema, "properties": parts}
     moved = _moved(whole)
     definitions = {name: moved.pop(name) for name in ("$defs", "definitions") if name in moved}
     if {**moved, **definitions} != whole and isinstance(named := definitions.get("$defs", {}), Mapping):
         definitions["$defs"] = {**named, WHOLE: moved}
     return [(name, {**definitions, **part}, name in required) for name, part in moved["properties"].items()]
->>>>>>> g
 
 
 def _moved(part: Any) -> Any:

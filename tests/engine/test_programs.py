@@ -181,7 +181,6 @@ def test_what_a_request_waits_for_compiles_before_what_would_make_others_faster(
     assert list(programs.compilations) == [CHUNK, ADMIT, *reversed(others)] and programs.count[:2] == (4, 4)
 
 
-<<<<<<< HEAD
 def test_what_was_asked_for_may_be_compiled_by_others():
     programs, other = Slow(23.0), PrefillProgram(2, 1)
     programs.compile_all([CHUNK])
@@ -194,26 +193,26 @@ def test_what_was_asked_for_may_be_compiled_by_others():
     programs.may_go_on.set()
     programs.wait()
     assert programs.count[:2] == (3, 3) and not programs.is_compiling
-=======
-def test_the_compiler_ends_after_its_program_and_lets_the_weights_go(monkeypatch):
+
+
+def test_the_compiler_ends_after_its_program_and_is_forgotten(monkeypatch):
     """Python's end alone waits for it."""
     at_exit: list[str] = []
     monkeypatch.setattr(atexit, "register", lambda function: at_exit.append(function.__name__))
-    programs = Slow(23.0)
+    programs = Slow(29.0)
     programs.start_compiler()
     programs.is_sealed = True
     for program in (ADMIT, CHUNK):
         programs.ask_for(program)
     assert programs.started.wait(60)
     programs.stop()
-    compiler, compiled, weights = programs._compiler, programs.compilations, weakref.ref(programs._params["w"])
+    compiler, compiled, left = programs._compiler, programs.compilations, weakref.ref(programs)
     assert compiler.is_alive() and at_exit == ["join", "stop"]
     programs.may_go_on.set()
     del programs
     compiler.join(60)
     gc.collect()
-    assert list(compiled) == [ADMIT] and weights() is None
->>>>>>> o
+    assert list(compiled) == [ADMIT] and left() is None
 
 
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
