@@ -10,6 +10,8 @@ import urllib.request
 
 PYTHONS = ("python", "python3")
 POLL_SECONDS, ANSWER_SECONDS, END_SECONDS = 0.2, 5.0, 60.0
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs without the proxy that the environment may name: none can reach this machine's loopback."""
 HIGHLIGHT, NORMAL = "\033[1;34m", "\033[0m"
 """Bold and blue, in terminals and in notebooks."""
 
@@ -54,7 +56,7 @@ def wait_for_server(base_url: str, timeout: float | None = None, process: subpro
         RuntimeError: the process has ended.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    while not _answers(f"{base_url.rstrip('/')}/v1/models"):
+    while not answers(f"{base_url.rstrip('/')}/v1/models"):
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}: its log says why")
         if deadline is not None and time.monotonic() > deadline:
@@ -62,12 +64,13 @@ def wait_for_server(base_url: str, timeout: float | None = None, process: subpro
         time.sleep(POLL_SECONDS)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a GET has status 200, or a server is there and wants a key. Asks it directly, and waits ANSWER_SECONDS at most."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
+        with DIRECTLY.open(url, timeout=ANSWER_SECONDS) as response:
             return response.status == 200
     except urllib.error.HTTPError as error:
-        return error.code in (401, 403)  # it is there, and wants a key
+        return error.code in (401, 403)
     except OSError:
         return False
 

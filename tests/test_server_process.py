@@ -1,11 +1,11 @@
 """The functions of SGLang's documents, on a server that takes a moment to start."""
 
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from jaxspec.server_process import DIRECTLY, answers
 from jaxspec.testing import launch_server_cmd, print_highlight, terminate_process, wait_for_server
 
 STUB = """
@@ -42,13 +42,17 @@ def stub(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_server_is_launched_awaited_and_ended(stub: Path, capsys):
-    """Its command is on several lines and begins with python3, which is the Python that runs this."""
+def test_a_server_is_launched_awaited_and_ended(stub: Path, capsys, monkeypatch):
+    """Its command is on several lines and begins with python3, which is the Python that runs this. It is asked directly, whatever
+    proxy the environment names."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
     process, port = launch_server_cmd(f"\npython3 {stub} --wait 0.3 \\\n    --model-path 'a b'\n")
     try:
         wait_for_server(f"http://localhost:{port}/", timeout=60, process=process)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as response:
+        with DIRECTLY.open(f"http://127.0.0.1:{port}/v1/models") as response:
             print_highlight(response.read().decode())
+        assert not answers(f"http://127.0.0.1:{port}/nothing")
     finally:
         terminate_process(process)
     assert process.poll() is not None

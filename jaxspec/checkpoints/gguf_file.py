@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.cache_directory import cache_directory
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
 from jaxspec.checkpoints.sentence_pieces import CONTROL, Pieces, add_tokens
@@ -154,15 +155,21 @@ def check_header(file: Path) -> None:
 
 
 def directory_of(file: Path) -> Path:
-    """The file's Hugging Face directory, which is written once; other processes wait for it. Raises as `write_directory`."""
+    """The file's Hugging Face directory, which is written once; other processes wait for it. Raises as `write_directory`, and
+    ValueError if it can't be made."""
     from filelock import FileLock  # only GGUF files need it
 
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
     directory = directory_for(file)
     if not (directory / DONE).is_file():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{directory}.lock"):
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(f"{directory}.lock").acquire()
+        except OSError as error:
+            reason = f"{directory.parent} can't be written ({error.strerror})"
+            raise ValueError(f"{reason}: set XDG_CACHE_HOME to a directory for it") from None
+        with lock:
             if not (directory / DONE).is_file():
                 logger.info("reading %s, once, into %s", file.name, directory)
                 shutil.rmtree(directory, ignore_errors=True)
@@ -172,10 +179,10 @@ def directory_of(file: Path) -> Path:
 
 
 def directory_for(file: Path) -> Path:
-    """Where `directory_of` writes it: in ~/.cache/jaxspec/models. A higher number in the key leaves older versions' files alone."""
+    """Where `directory_of` writes it. A higher number in the key leaves older versions' files alone."""
     state = file.stat()
     key = hashlib.sha256(f"{INDEX} 3 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
-    return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
+    return cache_directory() / "models" / f"{file.stem}-{key}"
 
 
 def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The first server compiles the programs; the others start when it is ready and find them in the cache. Then the router starts, so its
 address answers when all is ready. If one can't start, or the router ends, all end. A server that dies later is started again.
-SIGTERM and SIGINT end all in order: servers finish what is running, for --shutdown-timeout seconds. If this process is killed, all
-are told to end.
+SIGTERM and SIGINT end all in order: servers finish what is running, for --shutdown-timeout seconds or until a second signal. If
+this process is killed, all are told to end.
 """
 
 import ctypes
@@ -16,9 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -26,6 +26,7 @@ from jaxspec.commands.serve_options import ServerArguments
 from jaxspec.config import EngineConfig
 from jaxspec.server.kv_events import FLAG as KV_EVENTS
 from jaxspec.server.settings import ANY
+from jaxspec.server_process import answers
 
 ROUTERS = ("sglang_router", "smg")
 """Packages whose module `launch_router` takes SETTINGS, the best known first."""
@@ -48,8 +49,6 @@ INTERVAL = 0.2
 """Seconds between two looks at the processes."""
 PAUSE = 10.0
 """Seconds after a start before a server that was never ready is started again."""
-DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without the proxy that the environment may name: none can reach this machine's loopback."""
 PR_SET_PDEATHSIG = 1
 """Linux's prctl: the signal that a process gets when its parent dies."""
 
@@ -108,10 +107,12 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
         raise ValueError("--dp-size needs a --port: a router can't choose a free one")
     if arguments.kv_events.is_on:
         arguments.kv_events.check_servers(arguments.dp_size)
+    chosen = {"num_pages", "mem_fraction"} & arguments.engine.keys()
+    share = EngineConfig.mem_fraction / arguments.dp_size if not chosen and on_cpu() else None
     ports = free_ports(arguments.dp_size + 1)
     replicas = [
         LocalServer(
-            [sys.executable, "-m", "jaxspec.serve", *argv, *own_options(arguments, rank, port)],
+            [sys.executable, "-m", "jaxspec.serve", *argv, *own_options(arguments, rank, port, share)],
             f"http://{LOOPBACK}:{port}",
             own_gpus(os.environ, rank, arguments.dp_size, arguments.engine.get("tp_size", EngineConfig.tp_size)),
         )
@@ -132,9 +133,17 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
     return run_group(replicas, command, arguments.settings.shutdown_timeout + 10)
 
 
-def own_options(arguments: ServerArguments, rank: int, port: int) -> list[str]:
-    """What makes a server of the whole command line one of the group: the last of equal options counts."""
+def on_cpu() -> bool:
+    """Whether JAX runs on a CPU here, where all servers share the memory. Another process finds out, as this one needs no GPU."""
+    command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "cpu"
+
+
+def own_options(arguments: ServerArguments, rank: int, port: int, share: float | None = None) -> list[str]:
+    """What makes a server of the whole command line one of the group: the last of equal options counts. `share`: of the memory."""
     options = ["--dp-size", "1", "--host", LOOPBACK, "--port", str(port)]
+    if share is not None:
+        options += ["--mem-fraction-static", f"{share:g}"]
     if arguments.kv_events.is_on:
         options += [KV_EVENTS, json.dumps(asdict(arguments.kv_events.of_rank(rank)))]
     return options
@@ -190,9 +199,9 @@ def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], pa
     except SystemExit:
         pass
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
         servers = [replica.process for replica in replicas if replica.process is not None]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, partial(_pass_on, servers))
         end_all(servers, patience)  # the router passes on the rest of their streams
         end_all([router] if router else [], 5.0)
     return status
@@ -218,18 +227,15 @@ def end_all(processes: Sequence[subprocess.Popen], patience: float) -> None:
             process.wait()
 
 
-def answers(url: str) -> bool:
-    """Whether a GET has status 200 within 2 seconds."""
-    try:
-        with DIRECTLY.open(url, timeout=2) as response:
-            return response.status == 200
-    except OSError:  # URLError is one
-        return False
-
-
 def _end_with_parent() -> None:
     """In the new process, before its program starts."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _pass_on(servers: Sequence[subprocess.Popen], number: int, _frame: object) -> None:
+    """A second signal, at which servers end at once what is running."""
+    for server in servers:
+        server.send_signal(number)
 
 
 def _end(_number: int, _frame: object) -> NoReturn:

@@ -23,6 +23,7 @@ from typing import Any, Self
 import jax
 from jax import export
 
+from jaxspec.cache_directory import cache_directory
 from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
@@ -68,14 +69,19 @@ logger = logging.getLogger(__name__)
 def enable_compilation_cache() -> Path | None:
     """Turns JAX's persistent compilation cache on and returns its directory; None if it is off.
 
-    The directory is JAX's own setting if there is one, else JAXSPEC_COMPILATION_CACHE, else ~/.cache/jaxspec/programs.
-    JAXSPEC_COMPILATION_CACHE=off turns it off.
+    The directory is JAX's own setting if there is one, else JAXSPEC_COMPILATION_CACHE, else one in cache_directory().
+    JAXSPEC_COMPILATION_CACHE=off turns it off, and so does one that can't be made.
     """
     chosen = os.environ.get("JAXSPEC_COMPILATION_CACHE", "")
     if chosen.lower() == "off":
         return None
     if jax.config.jax_compilation_cache_dir is None:
-        directory = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "jaxspec" / "programs"
+        directory = Path(chosen).expanduser() if chosen else cache_directory() / "programs"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            logger.warning("compiled programs are not kept: %s; JAXSPEC_COMPILATION_CACHE names another directory", error)
+            return None
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -86,26 +92,38 @@ def enable_compilation_cache() -> Path | None:
 
 @contextlib.contextmanager
 def removing_damaged() -> Iterator[None]:
-    """Entries of the cache that JAX can't read are removed afterwards, so that the next process compiles and stores them again.
+    """Entries that JAX can't decompress are removed from its cache afterwards, so that the next process stores them again.
 
     JAX itself warns, compiles, and keeps the damaged file for ever. Other threads should not change warning filters meanwhile.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    damaged: set[str] = set()
-    for warning in caught:
-        if (found := UNREADABLE.match(str(warning.message))) is not None:
-            damaged.add(found[1])
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    directory = jax.config.jax_compilation_cache_dir
-    for name in damaged:
-        with contextlib.suppress(OSError):  # we may not
-            for file in Path(directory).glob(f"{name}-*"):
+    directory, removed = jax.config.jax_compilation_cache_dir, set[str]()
+    unread = [(warning, UNREADABLE.match(str(warning.message))) for warning in caught]
+    for name in {found[1] for _, found in unread if found}:  # of a kind of programs: most are whole
+        for file in filter(is_damaged, Path(directory).glob(f"{name}-*-cache")):
+            with contextlib.suppress(OSError):  # we may not
                 file.unlink()
-    if damaged:
-        logger.warning("removed damaged programs from %s: %s", directory, ", ".join(sorted(damaged)))
+                removed.add(name)
+    if removed:
+        logger.warning("removed damaged programs from %s: %s", directory, ", ".join(sorted(removed)))
+    for warning, found in unread:
+        if found is None or found[1] not in removed:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def is_damaged(file: Path) -> bool:
+    """Whether JAX can't decompress this entry of its cache."""
+    try:
+        from jax._src.compilation_cache import decompress_executable
+
+        decompress_executable(file.read_bytes())
+    except OSError:  # it may be whole
+        return False
+    except Exception:  # of the kinds of several libraries
+        return True
+    return False
 
 
 def trace_directory() -> Path | None:

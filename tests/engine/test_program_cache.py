@@ -161,6 +161,19 @@ def test_compiled_programs_that_nobody_needs_any_more_are_removed(tmp_path):
     assert ended.stdout.strip() == str(tmp_path) and sorted(each.name for each in tmp_path.iterdir()) == ["b-cache", "notes"]
 
 
+def test_a_directory_of_compiled_programs_that_can_not_be_made_is_named(tmp_path):
+    """And no program in it is called damaged."""
+    (tmp_path / "file").touch()
+    environment = {**os.environ, "JAXSPEC_COMPILATION_CACHE": str(tmp_path / "file" / "below")}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    ended = subprocess.run([sys.executable, "-c", DAMAGED], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "2.0" and "damaged" not in ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("log: ")]
+    assert line.startswith("log: compiled programs are not kept: ") and line.endswith(
+        "JAXSPEC_COMPILATION_CACHE names another directory"
+    )
+
+
 @pytest.mark.exhaustive
 def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog):
     """Also a guard for new fields of what programs return: stored_traces must name their types."""
@@ -207,8 +220,10 @@ def test_damaged_programs_of_jaxs_cache_are_replaced(tmp_path):
     assert run() == ("2.0", "")
     [entry] = tmp_path.glob("jit__lambda*-cache")
     whole = entry.read_bytes()
+    other = entry.with_name("jit__lambda-0123-cache")  # a program of the same kind
+    other.write_bytes(whole)
     entry.write_bytes(b"damaged")
     assert run() == ("2.0", f"log: removed damaged programs from {tmp_path}: jit__lambda")
-    assert not entry.exists()
+    assert not entry.exists() and other.exists()
     assert run() == ("2.0", "")
     assert len(entry.read_bytes()) > len(whole) // 2
