@@ -223,15 +223,15 @@ def test_after_closing_every_call_is_refused(files):
 def test_the_memory_is_free_after_the_end(files, ending):
     """Also if programs still compile in the background. None: nothing refers to the LLM any more."""
     llm = few_programs((AsyncLLM if ending is AsyncLLM.close else LLM)(*files, "2/2/4", **OPTIONS))
-    programs = llm._thread._work._engine.runner.programs
-    programs.start_compiler()
-    weights = [weakref.ref(array) for array in jax.tree.leaves(programs._params)]
+    runner = llm._thread._work._engine.runner
+    runner.programs.start_compiler()
+    weights = [weakref.ref(array) for array in jax.tree.leaves(runner.params)]
     if ending is None:
         del llm
     else:
         ending(llm)
-    assert weights and programs._stopping
-    del programs
+    assert weights and runner.programs._stopping
+    del runner
     wait_until(lambda: gc.collect() >= 0 and all(array() is None for array in weights))
 
 
