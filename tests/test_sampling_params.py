@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ GOOD = {
     "logprobs": [None, 0, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
 }
+
+
+def test_what_holds_one_object_many_times_is_not_written_out():
+    """The text would have 100 GB."""
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="structural_tag has more than 131072 characters"):
+        SamplingParams(structural_tag={"a": [["b" * 1000] * 1000] * 10**5})
+    assert time.monotonic() - started < 1
 
 
 def shown(value: object) -> str:
