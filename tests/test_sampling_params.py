@@ -209,6 +209,12 @@ def test_copies_count_seeds_up_if_there_is_one():
     assert SamplingParams(n=2).copies() == [SamplingParams(), SamplingParams()]
 
 
+def test_copies_share_what_was_checked(monkeypatch: pytest.MonkeyPatch):
+    params = SamplingParams(n=3, allowed_token_ids=[1, 2])
+    monkeypatch.delattr(SamplingParams, "__post_init__")
+    assert all(each.allowed_token_ids is params.allowed_token_ids for each in params.copies())
+
+
 @pytest.mark.parametrize("seed", [2**64 - 1, 2**64 - 2])
 def test_copies_of_the_largest_seeds_are_valid_and_different(seed):
     seeds = [copy.seed % 2**64 for copy in SamplingParams(n=3, seed=seed).copies()]
