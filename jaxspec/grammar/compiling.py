@@ -8,7 +8,6 @@ socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply i
 
 import contextlib
 import json
-import math
 import os
 import re
 import resource
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import llguidance
@@ -33,7 +32,7 @@ ORPHAN_SECONDS = 20
 """After which the process ends itself, in case its server is gone and can't stop it."""
 STATM = "/proc/self/statm"
 MAX_REASON = 190
-"""Characters of an error, which may repeat parts of the grammar."""
+"""Characters of an error, which may repeat parts of the grammar; the place is at the end."""
 MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
 LEAST_BYTES = 2**18  # what a grammar counts at least: with use it grows (1,007 hostile ones took 254 kB each, 28 November 2026)
 UNFORCED = '%llguidance {"no_forcing": true}'
@@ -130,7 +129,8 @@ def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
 
 def may_run_on(kind: str, text: str, *, is_part: bool = False) -> bool:
     """Whether a grammar might force a very long text. `is_part`: something may follow it. (Some that can't lose forced drafts.)"""
-    if kind == "grammar" or max(len(text), math.prod(map(int, COUNTS.findall(text)))) > MOST_FORCED:
+    times = reduce(lambda product, count: min(product * max(1, int(count)), MOST_FORCED + 1), COUNTS.findall(text), 1)
+    if kind == "grammar" or max(len(text), times) > MOST_FORCED:
         return True
     if kind == "json_schema":
         return any(f'"{name}"' in ONE_SPACE.sub("", text) for name in SEPARATING)
@@ -367,8 +367,9 @@ class GrammarTrial:
             return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
-            half = MAX_REASON // 2  # the place is at the end
-            return {"error": reason if len(reason) <= MAX_REASON else f"{reason[:half]} ... {reason[-half:]}"}
+            return {
+                "error": reason if len(reason) <= MAX_REASON else f"{reason[: MAX_REASON // 2]} ... {reason[-MAX_REASON // 2 :]}"
+            }
 
 
 def _used_bytes() -> int:
