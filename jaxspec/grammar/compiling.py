@@ -28,11 +28,10 @@ MAX_MEMORY = 2**30
 """Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
 MAX_STACK = 2**20
 """Bytes; the server's threads, which compile what was tried, have at least twice as many, however large its own stack may get."""
-ORPHAN_SECONDS = 20
-"""After which the process ends itself, in case its server is gone and can't stop it."""
+ORPHAN_SECONDS = 20  # after which the process ends itself, in case its server is gone and can't stop it
 STATM = "/proc/self/statm"
 MAX_REASON = 190
-"""Characters of an error, which may repeat parts of the grammar; the place is at the end."""
+"""Characters of an error, which may repeat parts of the grammar."""
 MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
 LEAST_BYTES = 2**18  # what a grammar counts at least: with use it grows (1,007 hostile ones took 254 kB each, 28 November 2026)
 UNFORCED = '%llguidance {"no_forcing": true}'
@@ -367,9 +366,8 @@ class GrammarTrial:
             return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
-            return {
-                "error": reason if len(reason) <= MAX_REASON else f"{reason[: MAX_REASON // 2]} ... {reason[-MAX_REASON // 2 :]}"
-            }
+            half = MAX_REASON // 2  # the place is at the end
+            return {"error": reason if len(reason) <= MAX_REASON else f"{reason[:half]} ... {reason[-half:]}"}
 
 
 def _used_bytes() -> int:
