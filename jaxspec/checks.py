@@ -157,12 +157,14 @@ class JsonSchema(NamedTuple):
             schema = json.loads(value) if isinstance(value, str) else value
             if not isinstance(schema, Mapping):
                 raise TypeError
-            text = json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
+            text, parts = "", json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(dict(schema))
+            while len(text) <= self.longest and (part := next(parts, "")):  # with an object repeated, all may not fit the memory
+                text += part
             text.encode()
         except (TypeError, ValueError, RecursionError):
             raise ValueError(f"{name} must be {self.what}, an object, got {short(value)}") from None
         if len(text) > self.longest:
-            raise ValueError(f"{name} has {len(text)} characters; at most {self.longest} are allowed")
+            raise ValueError(f"{name} has more than {self.longest} characters")
         return text
 
 
@@ -239,8 +241,7 @@ def is_number(value: Any) -> bool:
 def require_least(settings: object, least: Mapping[str, int]) -> None:
     """Raises ValueError if one of these fields is below its bound. None passes."""
     for name, bound in least.items():
-        value = vars(settings)[name]
-        if value is not None and value < bound:
+        if (value := vars(settings)[name]) is not None and value < bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
@@ -395,6 +396,5 @@ def refuse_unsupported(config: dict) -> None:
         raise ValueError(f"config.json: use_sliding_window={short(used)} is not supported (only False, or sliding_window null)")
     if used is None and window is not None:
         raise ValueError(f"config.json: sliding_window={short(window)} is not supported (only None is)")
-    others = sorted({kind for kind in config.get("layer_types") or () if kind != "full_attention"})
-    if others:
+    if others := sorted({kind for kind in config.get("layer_types") or () if kind != "full_attention"}):
         raise ValueError(f"config.json: layer_types has {', '.join(others)[:MAX_REASON]}; only full_attention is supported")

@@ -4,7 +4,7 @@ Every parameter is declared once, here: its default, its check, its names in the
 option of `jaxspec generate`. The server's request classes and the command line are made from these declarations.
 """
 
-import dataclasses
+import copy
 import difflib
 import json
 from collections.abc import Mapping
@@ -171,8 +171,11 @@ class SamplingParams:
         """
         if self.n == 1:
             return [self]
-        seeds = [None if self.seed is None else (self.seed + index) % 2**64 for index in range(self.n)]
-        return [dataclasses.replace(self, n=1, seed=seed) for seed in seeds]
+        copies = [copy.copy(self) for _ in range(self.n)]  # which are right, and share their lists
+        for index, each in enumerate(copies):
+            object.__setattr__(each, "n", 1)
+            object.__setattr__(each, "seed", None if self.seed is None else (self.seed + index) % 2**64)
+        return copies
 
     @property
     def constraint(self) -> tuple[str, str] | None:

@@ -33,8 +33,8 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
         raise ValueError(f"expected a command without --port, which is an argument of its own; got {command[:80]!r}")
     if words[0] in PYTHONS:
         words[0] = sys.executable
-    elif words[0] == "jaxspec":  # its directory need not be in PATH
-        words[:1] = [sys.executable, "-m", "jaxspec"]
+    elif words[0] == "jaxspec":  # its directory need not be in PATH; the current one may hold an argparse.py
+        words[:1] = [sys.executable, "-P", "-m", "jaxspec"]
     if not any(word.partition("=")[0] == "--host" for word in words):
         words += ["--host", host]
     if port is None:

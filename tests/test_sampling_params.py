@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ GOOD = {
     "logprobs": [None, 0, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
 }
+
+
+def test_what_holds_one_object_many_times_is_not_written_out():
+    """The text would have 100 GB."""
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="structural_tag has more than 131072 characters"):
+        SamplingParams(structural_tag={"a": [["b" * 1000] * 1000] * 10**5})
+    assert time.monotonic() - started < 1
 
 
 def shown(value: object) -> str:
@@ -198,6 +207,12 @@ def test_copies_count_seeds_up_if_there_is_one():
     one = dataclasses.replace(params, n=1)
     assert params.copies() == [dataclasses.replace(one, seed=seed) for seed in (7, 8, 9)] and one.copies() == [one]
     assert SamplingParams(n=2).copies() == [SamplingParams(), SamplingParams()]
+
+
+def test_copies_share_what_was_checked(monkeypatch: pytest.MonkeyPatch):
+    params = SamplingParams(n=3, allowed_token_ids=[1, 2])
+    monkeypatch.delattr(SamplingParams, "__post_init__")
+    assert all(each.allowed_token_ids is params.allowed_token_ids for each in params.copies())
 
 
 @pytest.mark.parametrize("seed", [2**64 - 1, 2**64 - 2])

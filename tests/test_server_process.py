@@ -59,8 +59,11 @@ def test_a_server_is_launched_awaited_and_ended(stub: Path, capsys, monkeypatch)
     assert f"{sys.executable} 127.0.0.1 a b" in capsys.readouterr().out
 
 
-def test_jaxspec_is_found_wherever_it_is_installed(monkeypatch, capfd):
+def test_jaxspec_is_found_wherever_it_is_installed(monkeypatch, capfd, tmp_path):
+    """And nothing in the current directory is run."""
     monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "argparse.py").write_text("raise SystemExit('poisoned')")
     process, _ = launch_server_cmd("jaxspec serve --no-such-option")
     assert process.wait(60) == 2 and "no-such-option" in capfd.readouterr().err
 

@@ -1,6 +1,7 @@
 """The JSON files of a model directory."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,12 @@ def read_end_of_sequence(directory: Path, config: dict[str, Any]) -> list[int]:
     return list(dict.fromkeys(token for ids in lists for token in ids))
 
 
-def read_object(path: Path) -> dict:
-    """A JSON object from a file. Raises ValueError if it holds anything else."""
+def read_object(path: Path, hook: Callable[[list[tuple[str, Any]]], dict] | None = None) -> dict:
+    """A JSON object from a file. Raises ValueError if it holds anything else. `hook` makes each object of its pairs."""
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_JSON_BYTES}")
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
+        parsed = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=hook)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     except ValueError as error:  # JSON, UTF-8, or a number of thousands of digits

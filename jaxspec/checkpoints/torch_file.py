@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
+from jaxspec.checks import short
 
 STORAGE_DTYPES = {
     "torch.HalfStorage": np.dtype(np.float16), "torch.BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
@@ -290,7 +291,8 @@ class Archive:
         if size != storage.elements * storage.dtype.itemsize:
             raise ValueError(f"found {size} bytes in entry data/{storage.key}; expected {storage.elements} of {storage.dtype}")
         if not value.is_inside_storage():
-            found = f"offset {value.offset}, shape {value.shape}, strides {value.strides} in {storage.elements} elements"
+            shape, strides = (short(each[: MAX_DIMENSIONS + 1]) for each in (value.shape, value.strides))
+            found = f"offset {value.offset}, shape {shape}, strides {strides} in {storage.elements} elements"
             raise ValueError(f"found {found}; expected a tensor inside its storage and no larger than it")
         return value
 

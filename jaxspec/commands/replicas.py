@@ -44,6 +44,8 @@ LOST = (
     "behind the router, some fields of requests are lost on the way: cache_salt, structured_outputs and speculative on "
     '/v1/chat/completions, others too; /v1/messages and the chat page are missing (docs/fleet.md, "What a router drops")'
 )
+PYTHON = (sys.executable, "-P", "-m")
+"""Runs a module, and nothing of the current directory, which may be a model's."""
 LOOPBACK = "127.0.0.1"
 INTERVAL = 0.2
 """Seconds between two looks at the processes."""
@@ -112,7 +114,7 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
     ports = free_ports(arguments.dp_size + 1)
     replicas = [
         LocalServer(
-            [sys.executable, "-m", "jaxspec.serve", *argv, *own_options(arguments, rank, port, share)],
+            [*PYTHON, "jaxspec.serve", *argv, *own_options(arguments, rank, port, share)],
             f"http://{LOOPBACK}:{port}",
             own_gpus(os.environ, rank, arguments.dp_size, arguments.engine.get("tp_size", EngineConfig.tp_size)),
         )
@@ -127,7 +129,7 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
         allowed = () if router == ROUTERS[0] else (ANY,)
     origins = ("--cors-allowed-origins", *allowed) if allowed else ()
     options = (*address, *metrics, *SETTINGS, *closed, *origins)
-    command = [sys.executable, "-m", f"{router}.launch_router", *options, "--worker-urls", *urls]
+    command = [*PYTHON, f"{router}.launch_router", *options, "--worker-urls", *urls]
     logger.warning("%s", LOST)
     logger.info("%d servers at %s; %s will be at http://%s:%d", len(urls), ", ".join(urls), router, arguments.host, arguments.port)
     return run_group(replicas, command, arguments.settings.shutdown_timeout + 10)
@@ -135,7 +137,7 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
 
 def on_cpu() -> bool:
     """Whether JAX runs on a CPU here, where all servers share the memory. Another process finds out, as this one needs no GPU."""
-    command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    command = [sys.executable, "-P", "-c", "import jax; print(jax.default_backend())"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "cpu"
 
 

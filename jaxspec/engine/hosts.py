@@ -11,9 +11,7 @@ import logging
 import math
 import os
 import queue
-import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,6 +23,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any, NoReturn
 
 from jaxspec.checks import reason_of
+from jaxspec.engine.connections import closed_after, connection_of, is_gone, wait_for_ever
 from jaxspec.engine.messages import Arrays, Header, Leaf, described, pack, unpack
 
 EXIT = 13
@@ -37,11 +36,9 @@ LEAST_KEY = 16
 PATIENCE = 600.0
 """Seconds in which all processes must have found rank 0. They may start in any order."""
 HANDSHAKE = 5
-"""Seconds that rank 0 waits at each step of the proof that both ends know the key."""
+"""Seconds that rank 0 waits at each step of the proof that both ends know the key; for all steps together three times as long."""
 LEAVING = 2.0
 """Seconds that rank 0 waits for the others when it ends in order."""
-DEAD = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
-"""A host that loses power closes nothing: after five seconds without an answer of its kernel it counts as gone."""
 STAND_IN = 0.1
 """Seconds between two looks for messages that the thread which launches does not read."""
 NOTICE = 0.5
@@ -207,7 +204,8 @@ class Leader(HostGroup):
                     missing = sorted(set(range(1, hosts.nnodes)) - set(self._links.values()))
                     raise TimeoutError(f"no connection of rank {', '.join(map(str, missing))} within {patience:g} s") from None
                 try:
-                    self._welcome(connection_of(connected, HANDSHAKE), key, versions)
+                    with closed_after(connected, 3 * HANDSHAKE):
+                        self._welcome(connection_of(connected, HANDSHAKE), key, versions)
                 except (AuthenticationError, EOFError, OSError, ValueError, KeyError) as error:
                     logger.warning("a connection for this group was refused: %s", error or type(error).__name__)
         threading.Thread(target=self._receive, name="group", daemon=True).start()
@@ -368,33 +366,3 @@ class Follower:
 
 
 _END = pack(END)
-
-
-def connection_of(connected: socket.socket, patience: int) -> Connection:
-    """The socket as a connection that sends at once, notices a dead host, and for now waits so many seconds at most."""
-    connected.settimeout(None)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in DEAD.items():
-        if hasattr(socket, name):  # Linux; some are elsewhere
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    _limit(connected, patience)
-    return Connection(connected.detach())
-
-
-def wait_for_ever(link: Connection) -> None:
-    """The handshake is over."""
-    with socket.socket(fileno=os.dup(link.fileno())) as connected:
-        _limit(connected, 0)
-
-
-def is_gone(link: Connection) -> bool:
-    """Whether the other end has closed it."""
-    looking = select.poll()
-    looking.register(link.fileno(), getattr(select, "POLLRDHUP", 0))  # Linux; elsewhere it is the POLLHUP that is always reported
-    return bool(looking.poll(0))
-
-
-def _limit(connected: socket.socket, seconds: int) -> None:
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

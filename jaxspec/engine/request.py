@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.checks import is_number
@@ -16,6 +17,8 @@ from jaxspec.text.detokenizer import Decoder, Detokenizer
 
 if TYPE_CHECKING:
     from jaxspec.grammar.matcher import Matcher  # loads transformers
+
+type Ids = tuple[int, ...]
 
 FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
@@ -313,19 +316,11 @@ class Limits:
             raise ValueError(f"timeout must be above 0 seconds, got {asked.timeout!r}")
         if not prompt:
             raise ValueError("prompt is empty: at least one token is needed")
-        allowed = params.allowed_token_ids
-        for name, ids in {
-            "prompt": prompt,
-            "stop_token_ids": params.stop_token_ids,
-            "bad_token_ids": params.bad_token_ids,
-            "allowed_token_ids": allowed or (),
-            "logit_bias": list(dict(params.logit_bias)),
-        }.items():
-            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise ValueError(f"{name} holds token id {wrong}; ids are 0 to {self.vocab_size - 1}")
-        if len(set(params.bad_token_ids)) == self.vocab_size or (allowed and not set(allowed) - set(params.bad_token_ids)):
-            raise ValueError("bad_token_ids bans every token that could be drawn: leave some")
+        _check_ids(self.vocab_size, "prompt", prompt)
+        allowed = tuple(params.allowed_token_ids or ())
+        _check_lists(
+            self.vocab_size, tuple(params.stop_token_ids), tuple(params.bad_token_ids), allowed, (*dict(params.logit_bias),)
+        )
         if params.n != 1:
             raise ValueError(f"n is {params.n}, but the engine takes single completions: add each of SamplingParams.copies()")
         needed = len(prompt) + params.max_tokens
@@ -336,3 +331,16 @@ class Limits:
             )
         if params.stop and not self.has_tokenizer:
             raise ValueError("stop strings need a tokenizer, and this model directory has none: use stop_token_ids")
+
+
+@lru_cache(maxsize=1)  # the copies of a request have the same lists, which may be long
+def _check_lists(size: int, stop: Ids, bad: Ids, allowed: Ids, biased: Ids) -> None:
+    for name, ids in {"stop_token_ids": stop, "bad_token_ids": bad, "allowed_token_ids": allowed, "logit_bias": biased}.items():
+        _check_ids(size, name, ids)
+    if len(set(bad)) == size or (allowed and not set(allowed) - set(bad)):
+        raise ValueError("bad_token_ids bans every token that could be drawn: leave some")
+
+
+def _check_ids(size: int, name: str, ids: Ids) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        raise ValueError(f"{name} holds token id {min(ids) if min(ids) < 0 else max(ids)}; ids are 0 to {size - 1}")

@@ -8,7 +8,6 @@ socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply i
 
 import contextlib
 import json
-import math
 import os
 import re
 import resource
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import llguidance
@@ -29,8 +28,7 @@ MAX_MEMORY = 2**30
 """Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
 MAX_STACK = 2**20
 """Bytes; the server's threads, which compile what was tried, have at least twice as many, however large its own stack may get."""
-ORPHAN_SECONDS = 20
-"""After which the process ends itself, in case its server is gone and can't stop it."""
+ORPHAN_SECONDS = 20  # after which the process ends itself, in case its server is gone and can't stop it
 STATM = "/proc/self/statm"
 MAX_REASON = 190
 """Characters of an error, which may repeat parts of the grammar."""
@@ -130,7 +128,8 @@ def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
 
 def may_run_on(kind: str, text: str, *, is_part: bool = False) -> bool:
     """Whether a grammar might force a very long text. `is_part`: something may follow it. (Some that can't lose forced drafts.)"""
-    if kind == "grammar" or max(len(text), math.prod(map(int, COUNTS.findall(text)))) > MOST_FORCED:
+    times = reduce(lambda product, count: min(product * max(1, int(count)), MOST_FORCED + 1), COUNTS.findall(text), 1)
+    if kind == "grammar" or max(len(text), times) > MOST_FORCED:
         return True
     if kind == "json_schema":
         return any(f'"{name}"' in ONE_SPACE.sub("", text) for name in SEPARATING)

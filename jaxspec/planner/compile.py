@@ -244,7 +244,7 @@ def compile_cycles(
     request: dict[str, Any] = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype}
     request |= {"quantization": quantization, "driver": driver, "refuse_spills": refuse_spills, "tp": tp, "nodes": nodes}
     shapes = [asdict(each) for each in cycles]
-    command, limit = [sys.executable, "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
+    command, limit = [sys.executable, "-P", "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:
         task = json.dumps(request | {"cycles": shapes, "scratch": scratch}, default=str)  # of paths
         try:

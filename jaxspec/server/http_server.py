@@ -25,11 +25,13 @@ HTTP_2 = b"PRI * HTTP/2.0"
 MAX_HEADER_BYTES = 64 * 2**10
 HEADER_SECONDS = 10.0
 """Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
+READ_SECONDS = 30.0
+"""Clients that read nothing of an answer for so long, to twice as long, are hung up on."""
 END_OF_HEADERS = re.compile(rb"\n\r?\n")
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://([^/?#]+)([^#]*)")
 """A request's target as clients send it to proxies: the host, and the path."""
 MAX_UNUSED = 1000
-"""Connections without a complete request, at most; one more closes the oldest."""
+"""Connections without a complete request, or with the rest of their last answer, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
 AT_ONCE = 1.0
@@ -59,8 +61,8 @@ class Requests(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """One connection, with limits: headers of at most 64 KiB within 10 seconds; while it is unused, it may be closed to make room
-    for others. Malformed HTTP gets an error in the server's own format."""
+    """One connection, with limits: headers of at most 64 KiB within 10 seconds, and answers that are read; while it is unused, it
+    may be closed to make room for others. Malformed HTTP gets an error in the server's own format."""
 
     def __init__(self, *args: Any, unused: "dict[Connection, None]", most_unused: int, **kwargs: Any):
         """`unused`: the connections without a complete request, the oldest first."""
@@ -68,11 +70,15 @@ class Connection(H11Protocol):
         self.conn = Requests()
         self._unused, self._most_unused = unused, most_unused
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._unread = math.inf
+        """Bytes of an answer to which nothing was added since, at the last look."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in H11Protocol
         super().connection_made(transport)
         self._expect_request()
         self._start_timer()
+        self._reading = self.loop.call_later(READ_SECONDS, self._look)
 
     def data_received(self, data: bytes) -> None:
         if self.conn.states[h11.CLIENT] is h11.IDLE:
@@ -95,12 +101,27 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY):
+        awaited = self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY)
+        if self.transport.get_write_buffer_size() if self.transport.is_closing() else awaited:
             self._expect_request()  # or the rest of one that came behind the last, or was refused before its end
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = math.inf
+
+    def _look(self) -> None:
+        """Hangs up on a client that has read nothing since the last look."""
+        unread = self.transport.get_write_buffer_size() if self.flow.write_paused or self.transport.is_closing() else math.inf
+        if math.inf > unread >= self._unread:
+            self.transport.abort()
+        self._unread = unread
+        self._reading = self.loop.call_later(READ_SECONDS, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        if self._reading is not None:
+            self._reading.cancel()
         self._unused.pop(self, None)
 
     def _should_upgrade(self) -> bool:
@@ -160,6 +181,7 @@ class HttpServer(uvicorn.Server):
             log_config=None,  # uvicorn logs through the root logger
             timeout_graceful_shutdown=math.ceil(ERROR_SECONDS),
             server_header=False,
+            proxy_headers=False,  # or a client's X-Forwarded-For would be its address in the log
             lifespan="off",
         )
         super().__init__(config)

@@ -25,6 +25,8 @@ MAX_TEXTS = 1024
 """Texts in one request, as in vLLM."""
 MAX_CHARACTERS = 2**20
 """Of all texts in one request; longer than any context, for clients that truncate afterwards."""
+MAX_DETOKENIZED = 2**23
+"""Characters of all texts in one answer: some tokens have hundreds."""
 MAX_TOKENS = 2**18
 """Token ids that one request may detokenize."""
 THREADS = 2
@@ -109,13 +111,13 @@ def tokenize_routes(model: ServedModel, tokenizer_info: bool) -> APIRouter:
     @router.post("/v1/tokenize", **tokenizing)
     async def tokenize(body: Annotated[TokenizeRequest, Depends(JsonBody(TokenizeRequest))]) -> Response:
         """Token ids of a text, of several, or of a conversation."""
-        return json_response(await run_sync(tokenize_request, body, model, limiter=limiter))
+        return await run_sync(lambda: json_response(tokenize_request(body, model)), limiter=limiter)
 
     @router.post("/detokenize", **detokenizing)
     @router.post("/v1/detokenize", **detokenizing)
     async def detokenize(body: Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest))]) -> Response:
         """The text of token ids, by vLLM's name (prompt) and SGLang's (text)."""
-        return json_response(await run_sync(detokenize_request, body, model, limiter=limiter))
+        return await run_sync(lambda: json_response(detokenize_request(body, model)), limiter=limiter)
 
     if tokenizer_info:
 
@@ -176,7 +178,12 @@ def detokenize_request(body: DetokenizeRequest, model: ServedModel) -> Detokeniz
     known = len(tokenizer)
     if unknown := [token for tokens in lists for token in tokens if token >= known]:
         raise wrong("tokens", f"holds {unknown[0]}; the tokenizer's ids are 0 to {known - 1}")
-    texts = [str(tokenizer.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))) for tokens in lists]
+    texts, rest = [], MAX_DETOKENIZED
+    for tokens in lists:
+        texts.append(str(tokenizer.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))))
+        rest -= len(texts[-1])
+        if rest < 0:
+            raise wrong("tokens", f"has a text of more than {MAX_DETOKENIZED} characters: split it")
     text = texts if is_list else texts[0]
     return DetokenizeResponse(prompt=text, text=text)
 

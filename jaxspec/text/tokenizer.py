@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that PyTorch is missing, which nothing here needs
 
@@ -13,6 +14,15 @@ from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checks import MAX_REASON, short
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+FILES: dict[str, Any] = dict.fromkeys(
+    ("vocab", "merges", "gguf_file", "tokenizer_object", "vocab_file", "merges_file", "tokenizer_file", "spm_file")
+)
+"""What transformers would take from a directory's settings, as old ones have it, and open, wherever it is."""
+
+MAX_GROWTH = 256
+"""Most times that its steps may lengthen a text, by their rules; those of published tokenizers do it 2 to 40 times."""
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+"""Of a tokenizer.json: what changes texts and tokens, step by step."""
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -25,6 +35,8 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
         return None
     check_files(directory)
     try:
+        _check_names(directory)
+        _check_growth(directory)
         tokenizer = _load(directory)
         if _asks_for_bos(directory) and tokenizer.encode("")[:1] != [tokenizer.bos_token_id]:
             tokenizer.add_bos_token = True  # as transformers 4 did; 5 reads tokenizer.json alone
@@ -39,7 +51,7 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
 
 def _load(directory: Path) -> Tokenizer:
     if is_plain(directory):
-        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True, **FILES)
     file, settings = directory / "tokenizer.model", _settings(directory)
     if file.is_file() and not (directory / "tokenizer.json").is_file() and "auto_map" not in settings:
         return _of_pieces(file, settings)
@@ -50,7 +62,7 @@ def _load(directory: Path) -> Tokenizer:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it warns about model types that transformers has no class for, such as mimo
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True, **FILES)
     finally:
         logging.set_verbosity(verbosity)
 
@@ -64,7 +76,7 @@ def _of_pieces(file: Path, settings: dict) -> Tokenizer:
     add_tokens(tokenizer, pieces.tokens, pieces.kinds)
     with TemporaryDirectory() as folder:
         tokenizer.save(written := str(Path(folder) / "tokenizer.json"))
-        how = {"tokenizer_file": written, "add_bos_token": settings.get("add_bos_token", True)}
+        how = {**FILES, "tokenizer_file": written, "add_bos_token": settings.get("add_bos_token", True)}
         return PreTrainedTokenizerFast.from_pretrained(file.parent, local_files_only=True, **how)
 
 
@@ -104,6 +116,50 @@ def _asks_for_bos(directory: Path) -> bool:
     return is_llama and settings.get("add_bos_token") is True and settings.get("bos_token") is not None
 
 
-def _settings(directory: Path) -> dict:
-    file = directory / "tokenizer_config.json"
+def _check_names(directory: Path) -> None:
+    """Raises ValueError for files that the settings name where FILES does not reach."""
+    settings, special = _settings(directory), _settings(directory, "special_tokens_map.json")
+    names = settings.get("fast_tokenizer_files") or ()
+    if settings.get("init_inputs") or not FILES.keys().isdisjoint(special) or any("/" in str(name) for name in names):
+        raise ValueError("init_inputs, fast_tokenizer_files or special_tokens_map.json name files to read")
+
+
+def _check_growth(directory: Path) -> None:
+    """Raises ValueError for a tokenizer.json that might make a text far longer, as 12 replacements of a letter by ten would."""
+    file = directory / "tokenizer.json"
+    parsed = read_object(file, _with_parts_once) if file.is_file() else {}
+    steps, growth = [parsed.get(name) for name in PARTS], 1.0
+    while steps and growth <= MAX_GROWTH:
+        step = steps.pop()
+        if isinstance(step, list):
+            steps += step
+        elif isinstance(step, dict):
+            steps += step.values()
+            growth *= _growth(step)
+    if growth > MAX_GROWTH:
+        raise ValueError(f"the steps of its tokenizer.json could make a text more than {MAX_GROWTH} times as long")
+
+
+def _with_parts_once(pairs: list[tuple[str, Any]]) -> dict:
+    """The object. Raises ValueError if it has a part twice, of which the tokenizer may take another than Python."""
+    names = [name for name, _ in pairs if name in PARTS]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{names[-1]} is there twice")
+    return dict(pairs)
+
+
+def _growth(step: dict) -> float:
+    """The most times that a step makes a text longer. (Of a Precompiled it is not known.)"""
+    kind, content, single = step.get("type"), step.get("content"), step.get("single")
+    if isinstance(content, str):
+        pattern = step.get("pattern")
+        text = pattern.get("String") if isinstance(pattern, dict) else None
+        return max(1, len(content) / len(text) if isinstance(text, str) and text else len(content) + 1)
+    if isinstance(single, list):  # a TemplateProcessing
+        return max(1, sum(isinstance(piece, dict) and "Sequence" in piece for piece in single))
+    return {"ByteLevel": 2, "Precompiled": 20}.get(str(kind), 1)
+
+
+def _settings(directory: Path, name: str = "tokenizer_config.json") -> dict:
+    file = directory / name
     return read_object(file) if file.is_file() else {}

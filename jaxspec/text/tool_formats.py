@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from jaxspec.sampling_params import MAX_GRAMMAR
 from jaxspec.text.answer_reader import MAX_NAME
 from jaxspec.text.tool_parsers import (
     END_TAG,
@@ -109,13 +110,25 @@ def python_call(name: str, schema: Schema | None) -> Structure:
     written = [(tag(f"{argument}=", of_schema(part), ""), needed) for argument, part, needed in arguments_of(schema, PYTHON_NAME)]
     required = [each for each, needed in written if needed]
     others = [each for each, needed in written if not needed]
-    more = [optional(sequence(const(", "), each)) for each in others]
     if required:
         listed = [part for each in required for part in (const(", "), each)][1:]
-        arguments = sequence(*listed, *more)
+        arguments = sequence(*listed, *_more(others))
     else:
-        arguments = either(const(""), *(sequence(each, *more[index + 1 :]) for index, each in enumerate(others)))
+        arguments = either(const(""), *([_at_least_one(others)] if others else []))
     return tag(f"{name}(", arguments, ")")
+
+
+def _more(arguments: Sequence[Structure]) -> list[Structure]:
+    """Any of them, behind others."""
+    return [optional(sequence(const(", "), each)) for each in arguments]
+
+
+def _at_least_one(arguments: Sequence[Structure]) -> Structure:
+    """In halves: each of n arguments is written log n times."""
+    if len(arguments) == 1:
+        return arguments[0]
+    first, second = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
+    return either(sequence(_at_least_one(first), *_more(second)), _at_least_one(second))
 
 
 def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
@@ -158,7 +171,10 @@ def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, d
     definitions = {name: moved.pop(name) for name in ("$defs", "definitions") if name in moved}
     if {**moved, **definitions} != whole and isinstance(named := definitions.get("$defs", {}), Mapping):
         definitions["$defs"] = {**named, WHOLE: moved}
-    return [(name, {**definitions, **part}, name in required) for name, part in moved["properties"].items()]
+    if len(parts) * len(json.dumps(definitions)) > MAX_GRAMMAR:
+        raise ValueError("have more definitions than this model's format of calls can repeat for each argument")
+    needed = set(required)
+    return [(name, {**definitions, **part}, name in needed) for name, part in moved["properties"].items()]
 
 
 def _moved(part: Any) -> Any:

@@ -192,6 +192,13 @@ def test_small_programs_cannot_take_much_memory_or_time(tmp_path):
         refused(save(tmp_path / f"{number}.bin", program), message)
 
 
+def test_the_message_about_a_long_shape_is_short(tmp_path):
+    shape = b"(" + integer(2**62) + b"q\x00" + b"h\x00" * 2**20 + b"t"
+    with pytest.raises(ValueError, match="found offset") as error:
+        TorchFile(save(tmp_path / "m.bin", state_dict(weight=tensor(shape=shape, strides=shape))))
+    assert len(str(error.value)) < 2500
+
+
 def test_memo_index_may_be_any(tmp_path):
     """pickle's own memo is an array that a large index makes grow; here it is a dict."""
     program = state_dict(a=tensor() + b"r\xff\xff\xff\xff", b=b"j\xff\xff\xff\xff")

@@ -14,7 +14,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import replicas
-from jaxspec.commands.replicas import NO_ORIGIN, ROUTERS, SETTINGS, free_ports, own_gpus, own_options
+from jaxspec.commands.replicas import NO_ORIGIN, PYTHON, ROUTERS, SETTINGS, free_ports, own_gpus, own_options
 from jaxspec.commands.serve_options import parse_arguments
 from tests.server.conftest import wait_until
 
@@ -138,6 +138,11 @@ def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
     assert capsys.readouterr().err == f"jaxspec serve: error: {expected}\n"
 
 
+def test_nothing_in_the_current_directory_is_run(tmp_path: Path):
+    (tmp_path / "argparse.py").write_text("raise SystemExit(9)")
+    assert subprocess.run([*PYTHON, "jaxspec.serve", "--no-such-option"], cwd=tmp_path, check=False).returncode == 2
+
+
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monkeypatch, caplog):
     caplog.set_level("INFO")
@@ -151,13 +156,14 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     arguments = parse_arguments(argv)
     assert replicas.serve_replicas(arguments, argv) == 0
     [(servers, command, patience)] = found
-    assert command[1:7] == ["-m", f"{router}.launch_router", "--host", "0.0.0.0", "--port", "8000"] and patience == 40
+    assert command[:4] == [*PYTHON, f"{router}.launch_router"] and patience == 40
+    assert command[4:8] == ["--host", "0.0.0.0", "--port", "8000"] and all(each.command[:3] == [*PYTHON] for each in servers)
     assert command[-2:] == [server.url for server in servers] and all(word in command for word in SETTINGS)
     *who, key = command[command.index("--control-plane-api-keys") + 1].split(":")  # of the router's own endpoints
     assert who == ["id", "jaxspec", "admin"] and len(key) == 64 and caplog.text and key not in caplog.text
     assert command[command.index("--cors-allowed-origins") :][1:3] == [NO_ORIGIN, "--worker-urls"]
     assert caplog.text.count("cache_salt") == 1
-    read = [parse_arguments(server.command[3:]) for server in servers]
+    read = [parse_arguments(server.command[4:]) for server in servers]
     assert [server.url for server in servers] == [f"http://{each.host}:{each.port}" for each in read]
     assert [(each.model, each.dp_size, each.host) for each in read] == [("org/model", 1, "127.0.0.1")] * 2
     assert [each.kv_events.endpoint for each in read] == ["tcp://*:5557", "tcp://*:5558"]

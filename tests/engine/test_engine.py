@@ -8,9 +8,10 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram
+from jaxspec.engine import request as request_module
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, Limits
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
 from tests.engine.served import Gate, outputs_of, served, updates_of
@@ -134,6 +135,15 @@ def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, me
     with pytest.raises(ValueError, match=message):
         fast.add(GenerationRequest(prompt, SamplingParams(**params)))
     assert not fast.has_work
+
+
+def test_the_lists_of_a_request_are_checked_once_for_all_its_copies(monkeypatch):
+    built = []
+    monkeypatch.setattr(request_module, "set", lambda ids: built.append(ids) or set(ids), raising=False)
+    limits = Limits(128, 256, 16, (), True, ())
+    for params in SamplingParams(n=5, allowed_token_ids=[1, 2, 3, 126]).copies():
+        limits.check(GenerationRequest(PROMPT, params))
+    assert built.count((1, 2, 3, 126)) == 1
 
 
 def test_too_many_stop_tokens_are_refused_at_admission():

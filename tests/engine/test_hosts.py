@@ -25,7 +25,7 @@ from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Tree
-from jaxspec.engine import following, messages
+from jaxspec.engine import connections, following, messages
 from jaxspec.engine import hosts as module
 from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
@@ -194,6 +194,34 @@ def test_only_those_who_know_the_key_join(left, monkeypatch, caplog):
     assert left == [(0, "")]
 
 
+def test_one_that_sends_a_byte_at_a_time_does_not_keep_the_others_waiting(left, monkeypatch, caplog):
+    monkeypatch.setattr(module, "HANDSHAKE", 1)
+    joining, stops = Joining(), threading.Event()
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            slow = socket.create_connection(joining.hosts.address)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"\0\0\0\xff" + bytes(255):
+                slow.sendall(bytes([byte]))
+                if stops.wait(0.3):
+                    break
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    started = time.monotonic()
+    with joined(joining, left), slow:
+        assert time.monotonic() - started < 15
+        stops.set()
+    thread.join()
+
+
 def test_a_rank_zero_that_does_not_know_the_key_is_refused(left):
     """The proof goes both ways: rank 0 is what others take orders from."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -317,7 +345,7 @@ def test_launches_arrive_in_their_order(left):
 
 def test_a_process_that_launches_for_long_does_not_count_as_gone(left, monkeypatch):
     """More waits for it than connections hold."""
-    monkeypatch.setitem(module.DEAD, "TCP_USER_TIMEOUT", 500)
+    monkeypatch.setitem(connections.DEAD, "TCP_USER_TIMEOUT", 500)
     with joined(Joining(), left) as (leader, follower):
         for number in range(40):
             leader.launch(Stub(), [np.full(2**16, number, np.int32)])

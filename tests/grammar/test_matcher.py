@@ -3,6 +3,7 @@
 import json
 import random
 import resource
+import time
 
 import numpy as np
 import pytest
@@ -169,6 +170,13 @@ def test_what_can_only_repeat_itself_is_not_read_ahead(grammars, kind, text):
     """Behind "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
     later than the first token. It is tried in a process that is ended after two seconds."""
     grammars.tried((kind, text)).result()
+
+
+def test_long_repetitions_are_noticed_in_no_time():
+    assert compiling.may_run_on("regex", "x{1000000}y{0,3}") and not compiling.may_run_on("regex", "x{90}y{0,90}")
+    started = time.monotonic()
+    assert compiling.may_run_on("regex", "x{999999999999999999}" * 6000)
+    assert time.monotonic() - started < 0.1
 
 
 def test_space_that_can_only_repeat_itself_is_not_read_ahead():

@@ -204,6 +204,32 @@ def test_names_that_would_not_be_read_back_are_refused(name: str, argument: str)
         structures.calls({"f": {"properties": {readable: {}}}}, "f", only_one=True)
 
 
+@pytest.mark.parametrize("required", [[], ["a0"]])
+def test_optional_arguments_may_be_left_out_in_any_way(required: list[str]):
+    schema = {"properties": {f"a{number}": {"type": "integer"} for number in range(5)}, "required": required}
+    form = {"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}
+    for chosen in range(32):
+        text = ", ".join(f"a{number}={number}" for number in range(5) if chosen >> number & 1)
+        assert fits(form, f"[f({text})]") is (not required or chosen % 2 == 1)
+    assert not fits(form, "[f(a0=0, a2=2, a1=1)]") and not fits(form, "[f(a0=0a1=1)]")
+
+
+def test_a_call_is_not_much_longer_than_its_schema():
+    part, names = {"type": "string", "description": "x" * 60}, [f"a{number}" for number in range(200)]
+    form = TOOL_FORMATS["pythonic"].structures.calls({"f": {"properties": dict.fromkeys(names, part)}}, "f", only_one=True)
+    assert len(json.dumps(form)) < 2**19
+
+
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "mimo"])
+def test_definitions_are_not_repeated_without_end(name: str):
+    properties = {f"a{number}": {"type": "integer"} for number in range(1000)}
+    schema = {"properties": properties, "$defs": {"D": {"description": "x" * 30_000}}}
+    structures = TOOL_FORMATS[name].structures
+    with pytest.raises(ValueError, match="the parameters of f have more definitions than"):
+        structures.calls({"f": schema}, "f", only_one=True)
+    assert len(json.dumps(structures.calls({"f": schema}, [], only_one=True))) < 1000
+
+
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
 def test_a_tool_without_parameters_has_no_arguments(schema: dict[str, Any]):
     assert fits({"format": TOOL_FORMATS["pythonic"].structures.calls({"f": schema}, "f", only_one=True)}, "[f()]")

@@ -125,6 +125,7 @@ def test_a_worker_that_fails_is_an_error_of_the_compiler(tmp_path, monkeypatch, 
     run = subprocess.run
 
     def other(command, **options):
+        assert command[1:3] == ["-P", "-m"]  # nothing in the current directory is run
         return run([command[0], "-c", worker], **options)
 
     monkeypatch.setattr(compile_module, "why_not", lambda gpu: None)

@@ -186,6 +186,40 @@ def test_a_second_request_without_its_end_makes_way_too(monkeypatch):
             assert connections[0].recv(1) == b""
 
 
+@pytest.mark.parametrize("kept", ["close", "keep-alive"])
+def test_clients_that_do_not_read_are_hung_up_on(monkeypatch, kept: str):
+    monkeypatch.setattr(http_server, "READ_SECONDS", 0.5)
+    with ServerThread(FakeEngine(), ServedModel("fake", CONTEXT, TREE, byte_tokenizer())) as running, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(running.address)
+        body = json.dumps({"prompt": 2**20 * "x", "return_token_strs": True}).encode()  # an answer of 9 MB
+        head = POST % (b"/tokenize", len(body))
+        client.sendall(head.replace(b"\r\n\r\n", b"\r\nConnection: %s\r\n\r\n" % kept.encode()) + body)
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        [connection] = running.server.server_state.connections
+        wait_until(lambda: connection in connection._unused)  # type: ignore[union-attr]
+        wait_until(lambda: not running.server.server_state.connections)
+        assert not connection._unused  # type: ignore[union-attr]
+
+
+def test_clients_that_read_slowly_get_all(monkeypatch):
+    monkeypatch.setattr(http_server, "READ_SECONDS", 1.0)
+    with served() as client, client.connect() as connection:
+        body = json.dumps({"prompt": 2**20 * "x", "return_token_strs": True}).encode()
+        connection.sendall(POST.replace(b"Host", b"Connection: close\r\nHost") % (b"/tokenize", len(body)) + body)
+        received = b""
+        while part := connection.recv(2**18):
+            received += part
+            time.sleep(0.1)
+        assert len(received) > 2**23 and received.endswith(b"}")
+
+
+def test_the_address_in_the_log_is_the_clients_own(client: Client, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO"):
+        client.http.get("/v1/models", headers={"x-forwarded-for": "6.6.6.6"})
+    assert "127.0.0.1" in caplog.text and "6.6.6.6" not in caplog.text
+
+
 def test_headers_of_usual_size_pass(client: Client):
     response = client.http.get("/health", headers={f"x-{number}": "y" * 1000 for number in range(50)})
     assert response.status_code == 200

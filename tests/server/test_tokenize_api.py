@@ -102,6 +102,22 @@ def test_a_model_without_a_tokenizer():
             assert "no tokenizer" in refusal(answer, 404)["message"]
 
 
+def test_long_texts_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenize_api, "MAX_DETOKENIZED", 5)
+    assert client.post("/detokenize", tokens=[[97, 98], [99] * 3]).status_code == 200
+    error = refusal(client.post("/detokenize", tokens=[[97, 98], [99] * 4]), 400)
+    assert error["param"] == "tokens" and "more than 5 characters" in error["message"]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})])
+def test_answers_are_written_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch, path: str, body: dict):
+    threads: list[threading.Thread] = []
+    write = tokenize_api.json_response
+    monkeypatch.setattr(tokenize_api, "json_response", lambda answer: threads.append(threading.current_thread()) or write(answer))
+    assert client.post(path, **body).status_code == 200
+    assert [thread.name for thread in threads] == ["AnyIO worker thread"]
+
+
 def test_it_works_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch):
     """Others are answered while long texts are tokenized, however many."""
     begun, go_on = threading.Event(), threading.Event()

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 from jaxspec.defaults import BUILT_IN_TARGET
-from jaxspec.text.tokenizer import is_plain, load_tokenizer
+from jaxspec.text.tokenizer import FILES, is_plain, load_tokenizer
 
 TEXTS = ["", "def f(x):\n    return x\n", "föx 🦊 \u0000", "<|endoftext|> <|endoftext|>"]
 
@@ -88,6 +88,75 @@ def test_texts_begin_as_the_config_of_a_llama_tokenizer_asks(directory: Path, mo
     change(directory / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast", add_bos_token=asks, bos_token="<|endoftext|>")
     loaded = load_tokenizer(directory)
     assert loaded.encode("def") == [0] * asks + loaded.encode("def", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "Qwen2Tokenizer", None])
+@pytest.mark.parametrize("field", FILES)
+def test_files_that_settings_name_are_not_read(directory: Path, tmp_path: Path, field: str, name: str | None):
+    for other in ("outside.json", "outside.model", "outside.gguf"):
+        (tmp_path / other).write_text('{"outside": 0}')
+        change(directory / "tokenizer_config.json", tokenizer_class=name, **{field: str(tmp_path / other)})
+        assert load_tokenizer(directory).get_vocab() == load_tokenizer(BUILT_IN_TARGET).get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer_config.json", {"init_inputs": ["/outside"]}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.4.0.json"]}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": 5}),
+        ("special_tokens_map.json", {"vocab_file": "/outside"}),
+    ],
+)
+def test_other_places_that_name_files_are_refused(directory: Path, file: str, changes: dict):
+    if not (directory / file).exists():
+        (directory / file).write_text("{}")
+    change(directory / file, **changes)
+    with pytest.raises(ValueError, match=r"the tokenizer of .* can't be read"):
+        load_tokenizer(directory)
+
+
+def chain(kind: str, step: dict, number: int) -> dict:
+    return {"type": "Sequence", kind: [step] * number}
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+ANYWHERE = {"type": "Replace", "pattern": {"Regex": ""}, "content": "a"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+TWICE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2, "pair": [], "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", chain("normalizers", REPLACE, 12)),
+        ("normalizer", chain("normalizers", chain("normalizers", ANYWHERE, 3), 20)),
+        ("normalizer", {"normalizers": [BYTES] * 40}),
+        ("pre_tokenizer", chain("pretokenizers", BYTES, 40)),
+        ("post_processor", chain("processors", TWICE, 40)),
+        ("decoder", chain("decoders", REPLACE, 12)),
+    ],
+)
+def test_steps_that_make_texts_far_longer_are_refused(directory: Path, part: str, value: dict):
+    change(directory / "tokenizer.json", **{part: value})
+    with pytest.raises(ValueError, match="could make a text more than 256 times as long"):
+        load_tokenizer(directory)
+
+
+def test_a_part_that_is_there_twice_is_refused(directory: Path):
+    file = directory / "tokenizer.json"
+    text = json.dumps({**json.loads(file.read_text()), "normalizer": chain("normalizers", REPLACE, 12)})
+    file.write_text(text[:-1] + ', "normalizer": null}')
+    with pytest.raises(ValueError, match="normalizer is there twice"):
+        load_tokenizer(directory)
+
+
+def test_the_steps_of_published_tokenizers_pass(directory: Path):
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+    usual = [{"type": "Prepend", "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+    quotes = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+    change(directory / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [*usual, spaces, *[quotes] * 20]})
+    assert load_tokenizer(directory) is not None
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path):
