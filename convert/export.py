@@ -92,7 +92,8 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
 
 
 def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None:
-    write_checkpoint(output, exported.config | {"torch_dtype": dtype}, _tensors(exported.layout, arrays), replace=False)
+    config, tensors = exported.config | {"torch_dtype": dtype}, _tensors(exported.layout, arrays)
+    write_checkpoint(output, config, tensors, replace=False, one_file=exported.one_file)
 
 
 def _tensors(layout: Layout, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:

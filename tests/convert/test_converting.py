@@ -39,7 +39,7 @@ from jaxspec.testing import (
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
 from tests.decoding.test_block_drafter import published
-from tests.reference import CHECKPOINTS, FIXTURES, MIMO, TARGET
+from tests.reference import CHECKPOINTS, FIXTURES, HEAD, MIMO, TARGET
 from tests.sets import exhaustive
 
 
@@ -497,6 +497,11 @@ def test_exports_are_cut_into_shards(tmp_path, monkeypatch):
     assert contents(tmp_path / "back") == contents(TARGET)
     with safe_open(next((tmp_path / "back").glob("*.safetensors")), "np") as file:
         assert file.metadata() == {"format": "pt"}
+    monkeypatch.setattr("jaxspec.checkpoints.writing.SHARD_BYTES", 10_000)
+    export_head(HEAD, tmp_path / "head", "safeailab", target=TARGET)
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]  # all that it reads
+    export_head(HEAD, tmp_path / "shards", "sglang", target=TARGET)
+    assert (tmp_path / "shards/model.safetensors.index.json").exists()
 
 
 def test_heads_of_other_sizes_are_not_converted(target, tmp_path):
