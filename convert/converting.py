@@ -125,17 +125,14 @@ def _write_model(
 ) -> None:
     """Parameters, copies of the small files, and last the manifest."""
     plan = planned(plan, checkpoint, Storing.DENSE, options.quantization)
-    hashes: dict[str, str] = {}
-    total = checkpoint.size(plan.needed())
+    if options.quantization is None and any(checkpoint.infos[name].format for name in plan.needed()):
+        warnings.warn(f"blocks are written as {options.dtype or 'float32'} numbers: --quantization keeps 8 or 4 bits", stacklevel=3)
+    hashes, total = dict[str, str](), checkpoint.size(plan.needed())
     needed = total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST
     if (free := shutil.disk_usage(directory).free) < needed:
         raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
-    with (
-        ParameterWriter(directory / PARAMETERS) as writer,
-        tqdm(
-            total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress
-        ) as bar,
-    ):
+    bar = tqdm(total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress)
+    with bar, ParameterWriter(directory / PARAMETERS) as writer:
         for group in _ahead(_groups(plan, checkpoint, options.dtype)):
             writer.add(unflatten_dict(group.params))
             hashes |= group.hashes

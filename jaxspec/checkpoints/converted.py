@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
-from jaxspec.checkpoints.parameter_store import mapped_parameters
+from jaxspec.checkpoints.parameter_store import mapped_parameters, stored_parameters
 from jaxspec.checkpoints.storing import Storing, config_so, layer_so
 from jaxspec.checks import (
     MAX_LAYERS,
@@ -214,7 +214,8 @@ def load_converted(
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
     """
     published = abstract_model(config, dtype)
-    model = abstract_model(config_so(published, storing, quantization), dtype)
+    kept = {name: array.info.dtype.name for name, array in stored_parameters(path / PARAMETERS).items()}
+    model = abstract_model(config_so(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)
     mapped = mapped_parameters(path / PARAMETERS, published.params, f"loading {path.name}", progress=progress)
