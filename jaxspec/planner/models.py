@@ -17,7 +17,7 @@ from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tenso
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
-from jaxspec.checkpoints.storing import Storing, planned, with_storage
+from jaxspec.checkpoints.storing import Storing, config_so, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
@@ -78,10 +78,9 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
 
     Raises ValueError if there is none or it is not supported.
     """
-    if is_converted(path):
-        model = read_manifest(path).target
-        return planned(TensorPlan("converted", model, target_layout(model)), None, Storing.DENSE, quantization).config
     with errors_named(path):
+        if is_converted(path):
+            return config_so(abstract_model(read_manifest(path).target, jnp.float32), Storing.DENSE, quantization)
         model = target_config(config := read_config(path))
         plan = quantised_plan(TensorPlan("Hugging Face", model, target_layout(model)), config, {})
         return planned(plan, None, Storing.DENSE, quantization).config
@@ -92,12 +91,15 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
 
     Raises ValueError if it is neither a head nor a model, or does not fit.
     """
+    own_map: list[int] | None = None
     with errors_named(path):
         if is_whole_model(path):
             refuse_token_map(path, token_map)
             return DraftModelConfig.beside(read_target(path, quantization), target)
         if where := head_directory(path) if is_converted(path) else None:
-            head = read_manifest(where).head
+            manifest = read_manifest(where)
+            own_map = manifest.token_map
+            head = config_so(abstract_model(manifest.head, jnp.float32), Storing.DENSE, quantization)
         elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)
@@ -115,7 +117,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
                 f"the draft head is for a target of hidden size {found[0]} and vocabulary {found[1]}, "
                 f"not {target.hidden_size} and {target.vocab_size}"
             )
-    hot_tokens = usable_token_map(head, token_map)
+    hot_tokens = own_map if token_map is None else usable_token_map(head, token_map)
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
 
 
