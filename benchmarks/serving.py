@@ -181,11 +181,8 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         ["accept length", figure(speculation and speculation["accept_length"])],
         *([f"failed: {reason.replace('|', '/')}", str(count)] for reason, count in results["failed_requests"].items()),
     ]
-    times = [
-        [name.replace("_", " "), *map(figure, (each["mean"], *each["percentiles"].values()))]
-        for name, each in results["latency_ms"].items()
-        if each
-    ]
+    latency = {name.replace("_", " "): each for name, each in results["latency_ms"].items() if each}
+    times = [[name, *map(figure, (each["mean"], *each["percentiles"].values()))] for name, each in latency.items()]
     header = ["latency, ms", "mean", *(f"p{each}" for each in PERCENTILES)]
     return {"throughput": record.table(["throughput", ""], rows), "latency": record.table(header, times)}
 
