@@ -20,7 +20,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
 from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
 from jaxspec.checkpoints.heads import head_plan, usable_token_map
-from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.kinds import algorithm_of
 from jaxspec.checkpoints.layout import Keys, Source, TensorPlan
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
@@ -41,7 +41,7 @@ COPIED = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
     "LICENSE", "LICENSE.txt",
 )  # fmt: skip
-"""Files that a converted checkpoint keeps; code and weights in other formats are left behind."""
+"""Files that a converted checkpoint keeps, beside the templates of TEMPLATES; code and other weights are left behind."""
 
 
 class Options(NamedTuple):
@@ -138,8 +138,11 @@ def _write_model(
             hashes |= group.hashes
             bar.update(group.size)
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    copies = {name: shutil.copyfile(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
-    files = {name: file_sha256(copy) for name, copy in copies.items()}
+    files = {}
+    for name in (*COPIED, *(f"{TEMPLATES}/{path.name}" for path in (origin / TEMPLATES).glob("*.jinja"))):
+        if (origin / name).is_file():
+            (directory / name).parent.mkdir(exist_ok=True)
+            files[name] = file_sha256(shutil.copyfile(origin / name, directory / name))
     config = plan.config
     if options.dtype is not None:
         layer = replace(layer_config(config), dtype=jnp.dtype(options.dtype).name)

@@ -22,7 +22,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.json_files import check_files, read_object
+from jaxspec.checkpoints.json_files import TEMPLATES, check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.parameter_store import mapped_parameters, stored_parameters
@@ -181,7 +181,7 @@ def read_manifest(directory: Path) -> Manifest:
     if layers > len(manifest.hashes):
         raise ValueError(f"{path} is damaged: it has {layers} layers, but hashes of {len(manifest.hashes)} parameters")
     for name in manifest.files:
-        if PurePath(name).name != name:
+        if PurePath(name).name != name.removeprefix(f"{TEMPLATES}/"):
             raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
     return manifest
 

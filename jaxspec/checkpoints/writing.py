@@ -42,7 +42,7 @@ def write_checkpoint(
     replace: bool = True,
     one_file: bool = False,
 ) -> None:
-    """Writes tensors, taken one by one, config.json, and copies of further files, such as the tokenizer's.
+    """Writes tensors, taken one by one, config.json, and copies of further files and folders, such as the tokenizer's.
 
     `dtype`: floating-point tensors are cast to it, and it becomes the config's `torch_dtype`; None: they stay as they are.
     `one_file`: no shards, all tensors are in memory at once. Raises ValueError if the directory exists and may not be replaced.
@@ -52,7 +52,7 @@ def write_checkpoint(
         ready = ((name, np.ascontiguousarray(cast(tensor, dtype))) for name, tensor in tensors)
         _write_shards(fresh, ready, math.inf if one_file else SHARD_BYTES)
         for file in copy:
-            shutil.copy(file, fresh / file.name)
+            (shutil.copytree if file.is_dir() else shutil.copy)(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 

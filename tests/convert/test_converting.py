@@ -24,6 +24,7 @@ from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
+from jaxspec.checkpoints.json_files import TEMPLATES
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import fresh_directory, write_checkpoint
 from jaxspec.testing import (
@@ -80,6 +81,20 @@ def test_small_files_come_along_and_code_does_not(target, tmp_path):
     convert_target(target, tmp_path / "converted", Options())
     names = sorted(path.name for path in (tmp_path / "converted").iterdir())
     assert names == ["chat_template.jinja", "config.json", "generation_config.json", "jaxspec.json", "parameters"]
+
+
+def test_further_templates_come_along_and_go_back(tmp_path):
+    """Those in the folder that transformers reads, and nothing else of it."""
+    (folder := write_target(tmp_path / "original", tiny_target()) / TEMPLATES).mkdir()
+    for name in ("rag.jinja", "tool_use.jinja", "notes.py"):
+        (folder / name).write_text(name)
+    convert_target(tmp_path / "original", tmp_path / "converted", Options())
+    export_target(tmp_path / "converted", tmp_path / "back")
+    for place in ("converted", "back"):
+        assert {path.name for path in (tmp_path / place / TEMPLATES).iterdir()} == {"rag.jinja", "tool_use.jinja"}
+    assert check_hashes(tmp_path / "converted") == []
+    (tmp_path / "converted" / TEMPLATES / "rag.jinja").write_text("other")
+    assert check_hashes(tmp_path / "converted") == [f"file {TEMPLATES}/rag.jinja has changed"]
 
 
 @pytest.mark.parametrize("directory", [TARGET, MIMO, "tied", "bfloat16"], ids=str)
