@@ -27,22 +27,7 @@ from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.parameter_store import mapped_parameters, stored_parameters
 from jaxspec.checkpoints.storing import Storing, config_so, layer_so
-from jaxspec.checks import (
-    MAX_LAYERS,
-    MAX_REASON,
-    MODEL,
-    ROPE,
-    SIZE,
-    TOKEN_ID,
-    Fields,
-    Flag,
-    ListOf,
-    ObjectOf,
-    OrNull,
-    Text,
-    Whole,
-    short,
-)  # fmt: skip
+from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, OrNull, Text, Whole
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
@@ -182,7 +167,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise ValueError(f"{path} is damaged: it has {layers} layers, but hashes of {len(manifest.hashes)} parameters")
     for name in manifest.files:
         if PurePath(name).name != name.removeprefix(f"{TEMPLATES}/"):
-            raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
+            raise ValueError(f"{path} names the file {name!r:.80}, which is not one of its directory")
     return manifest
 
 

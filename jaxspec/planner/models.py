@@ -26,6 +26,7 @@ from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.families import target_config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
+from jaxspec.models.sharing import Shares, axis_of
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,18 @@ class Weights:
         return self.embedding + self.output + self.fusion + self.layers
 
 
-def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
-    """The sizes of the config's module on the device, its matrices stored as the config says."""
+def weights_of(config: ModelConfig | HeadConfig, dtype: str, shares: Shares | None = None) -> Weights:
+    """The sizes of the config's module on all devices together, its matrices stored as the config says. What they don't divide
+    is there once for each. None: one device."""
     if isinstance(config, DraftModelConfig):
-        return weights_of(config.layer, dtype)
+        return weights_of(config.layer, dtype, shares)
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "markov_in": "embedding", "lm_head": "output"}
     if isinstance(config, Eagle3Config | BlockConfig):
         groups["fc"] = "fusion"
     for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
-        sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
+        copies = 1 if shares is None or ((axis := axis_of(keys)) and shares.divides(axis)) else shares.devices
+        sizes[groups.get(keys[0], "layers")] += copies * array.size * array.dtype.itemsize
     dense = jax.tree.leaves(abstract_model(unquantised(config), jnp.dtype(dtype)).params)
     parameters = sum(array.size for array in dense if jnp.issubdtype(array.dtype, jnp.floating))  # a token map is none
     return Weights(parameters, **sizes)
