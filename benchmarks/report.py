@@ -35,12 +35,17 @@ MARKDOWN = (ROOT / "README.md", ROOT / "docs/performance.md") if IN_CLONE else (
 
 
 class Results:
-    """The newest record of each file of a directory, by its name without suffix; of `bench gpu`, in another format, by part."""
+    """The newest record of each file that holds any, by its name without suffix; of `bench gpu`, in another format, by part."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        files = (path for path in sorted(directory.glob("*.jsonl")) if path.name != GPU_RECORD)
-        self.files = {path.stem: records[-1] for path in files if (records := read(path))}
+        self.files: dict[str, dict] = {}
+        for path in sorted({*directory.glob("*.jsonl")} - {directory / GPU_RECORD}):
+            try:
+                if records := read(path):
+                    self.files[path.stem] = records[-1]
+            except ValueError as error:
+                print(f"left out: {error}", file=sys.stderr)
         gpu = directory / GPU_RECORD
         self.gpu = by_part(map(json.loads, gpu.read_text().splitlines())) if gpu.exists() else {}
 
@@ -108,10 +113,9 @@ def printed(results: Results) -> Iterator[str]:
 
 
 def parse(arguments: Sequence[str] | None = None):
-    parser = Parser("jaxspec bench report", __doc__)
+    parser, which = Parser("jaxspec bench report", __doc__), "files to fill (default: README and docs of this repository)"
     add = parser.add_argument
     add("--results", type=Path, default=RESULTS, metavar="DIR", help=f"a folder of .jsonl files (default: {show(RESULTS)})")
-    which = "files to fill (default: README and docs of this repository)"
     add("--markdown", type=Path, nargs="*", default=list(MARKDOWN), metavar="FILE", help=which)
     add("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is out of date")
     return parser.parse_args(arguments)

@@ -51,7 +51,7 @@ class Answer:
     sent: float
     """Seconds of time.perf_counter, as in `chunks`."""
     chunks: list[float] = field(default_factory=list)
-    """When events with text came."""
+    """When events with text came, reasoning included, which `text` has not."""
     text: str = ""
     tokens: int | None = None
     """None: the server does not say."""
@@ -65,8 +65,8 @@ class Answer:
         for choice in event["choices"]:
             if choice.get("finish_reason") in ("abort", "error", "timeout"):
                 raise BenchmarkError(f"the server gave up the request: {choice['finish_reason']}")
-            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
-            self.chunks += [perf_counter()] if text else []
+            delta, text = choice.get("delta", {}), choice["delta"].get("content") if "delta" in choice else choice["text"]
+            self.chunks += [perf_counter()] if text or delta.get("reasoning_content") or delta.get("reasoning") else []
             self.text += text or ""
 
     def seconds(self) -> dict[str, list[float]]:
@@ -181,11 +181,8 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         ["accept length", figure(speculation and speculation["accept_length"])],
         *([f"failed: {reason.replace('|', '/')}", str(count)] for reason, count in results["failed_requests"].items()),
     ]
-    times = [
-        [name.replace("_", " "), *map(figure, (each["mean"], *each["percentiles"].values()))]
-        for name, each in results["latency_ms"].items()
-        if each
-    ]
+    latency = {name.replace("_", " "): each for name, each in results["latency_ms"].items() if each}
+    times = [[name, *map(figure, (each["mean"], *each["percentiles"].values()))] for name, each in latency.items()]
     header = ["latency, ms", "mean", *(f"p{each}" for each in PERCENTILES)]
     return {"throughput": record.table(["throughput", ""], rows), "latency": record.table(header, times)}
 

@@ -20,7 +20,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
 from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
 from jaxspec.checkpoints.heads import head_plan, usable_token_map
-from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.kinds import algorithm_of
 from jaxspec.checkpoints.layout import Keys, Source, TensorPlan
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
@@ -41,7 +41,7 @@ COPIED = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
     "LICENSE", "LICENSE.txt",
 )  # fmt: skip
-"""Files that a converted checkpoint keeps; code and weights in other formats are left behind."""
+"""Files that a converted checkpoint keeps, beside the templates of TEMPLATES; code and other weights are left behind."""
 
 
 class Options(NamedTuple):
@@ -125,24 +125,24 @@ def _write_model(
 ) -> None:
     """Parameters, copies of the small files, and last the manifest."""
     plan = planned(plan, checkpoint, Storing.DENSE, options.quantization)
-    hashes: dict[str, str] = {}
-    total = checkpoint.size(plan.needed())
+    if options.quantization is None and any(checkpoint.infos[name].format for name in plan.needed()):
+        warnings.warn(f"blocks are written as {options.dtype or 'float32'} numbers: --quantization keeps 8 or 4 bits", stacklevel=3)
+    hashes, total = dict[str, str](), checkpoint.size(plan.needed())
     needed = total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST
     if (free := shutil.disk_usage(directory).free) < needed:
         raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
-    with (
-        ParameterWriter(directory / PARAMETERS) as writer,
-        tqdm(
-            total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress
-        ) as bar,
-    ):
+    bar = tqdm(total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress)
+    with bar, ParameterWriter(directory / PARAMETERS) as writer:
         for group in _ahead(_groups(plan, checkpoint, options.dtype)):
             writer.add(unflatten_dict(group.params))
             hashes |= group.hashes
             bar.update(group.size)
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    copies = {name: shutil.copyfile(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
-    files = {name: file_sha256(copy) for name, copy in copies.items()}
+    files = {}
+    for name in (*COPIED, *(f"{TEMPLATES}/{path.name}" for path in (origin / TEMPLATES).glob("*.jinja"))):
+        if (origin / name).is_file():
+            (directory / name).parent.mkdir(exist_ok=True)
+            files[name] = file_sha256(shutil.copyfile(origin / name, directory / name))
     config = plan.config
     if options.dtype is not None:
         layer = replace(layer_config(config), dtype=jnp.dtype(options.dtype).name)

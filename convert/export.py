@@ -11,7 +11,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import Exported, head_checkpoint, warn_of_unread
 from jaxspec.checkpoints.heads import head_plan
-from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.layout import Keys, Layout
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.loading import require_head, target_model_config
@@ -46,7 +46,7 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
         config["num_nextn_predict_layers"] = 0
     config["dtype" if "dtype" in config else "torch_dtype"] = target.dtype
     tensors = (tensor for layout, arrays in parts for tensor in _tensors(layout, arrays))
-    copied = tuple(source / name for name in COPIED if name != "config.json" and (source / name).is_file())
+    copied = tuple(source / name for name in (*COPIED[1:], TEMPLATES) if (source / name).exists())
     write_checkpoint(output, config, tensors, copy=copied, replace=False)
 
 
@@ -92,7 +92,8 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
 
 
 def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None:
-    write_checkpoint(output, exported.config | {"torch_dtype": dtype}, _tensors(exported.layout, arrays), replace=False)
+    config, tensors = exported.config | {"torch_dtype": dtype}, _tensors(exported.layout, arrays)
+    write_checkpoint(output, config, tensors, replace=False, one_file=exported.one_file)
 
 
 def _tensors(layout: Layout, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:

@@ -22,27 +22,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.json_files import check_files, read_object
+from jaxspec.checkpoints.json_files import TEMPLATES, check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
-from jaxspec.checkpoints.parameter_store import mapped_parameters
+from jaxspec.checkpoints.parameter_store import mapped_parameters, stored_parameters
 from jaxspec.checkpoints.storing import Storing, config_so, layer_so
-from jaxspec.checks import (
-    MAX_LAYERS,
-    MAX_REASON,
-    MODEL,
-    ROPE,
-    SIZE,
-    TOKEN_ID,
-    Fields,
-    Flag,
-    ListOf,
-    ObjectOf,
-    OrNull,
-    Text,
-    Whole,
-    short,
-)  # fmt: skip
+from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, OrNull, Text, Whole
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
@@ -181,8 +166,8 @@ def read_manifest(directory: Path) -> Manifest:
     if layers > len(manifest.hashes):
         raise ValueError(f"{path} is damaged: it has {layers} layers, but hashes of {len(manifest.hashes)} parameters")
     for name in manifest.files:
-        if PurePath(name).name != name:
-            raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
+        if PurePath(name).name != name.removeprefix(f"{TEMPLATES}/"):
+            raise ValueError(f"{path} names the file {name!r:.80}, which is not one of its directory")
     return manifest
 
 
@@ -214,7 +199,8 @@ def load_converted(
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
     """
     published = abstract_model(config, dtype)
-    model = abstract_model(config_so(published, storing, quantization), dtype)
+    kept = {name: array.info.dtype.name for name, array in stored_parameters(path / PARAMETERS).items()}
+    model = abstract_model(config_so(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)
     mapped = mapped_parameters(path / PARAMETERS, published.params, f"loading {path.name}", progress=progress)

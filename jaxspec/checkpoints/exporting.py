@@ -30,6 +30,8 @@ class Exported(NamedTuple):
     config: dict
     """The contents of config.json, without a dtype."""
     layout: Layout
+    one_file: bool = False
+    """The dialect's own engine reads no shards."""
 
 
 def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
@@ -42,7 +44,7 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
     if isinstance(config, EagleConfig) and dialect in ("safeailab", "sglang"):
         architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
         settings = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
-        return Exported(hf_config(config.layer) | settings, eagle_layout(config))
+        return Exported(_sizes(config.layer, dialect) | settings, eagle_layout(config), dialect == "safeailab")
     if isinstance(config, BlockConfig) and dialect == ("deepspec" if config.predicts_next else "z-lab"):
         return _block(config)
     if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
@@ -52,17 +54,35 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
 
 
 def warn_of_unread(config: HeadConfig, dialect: str) -> None:
-    """Warns of each setting that is written in a dialect whose own engine does not read it."""
-    if not isinstance(config, Eagle3Config) or dialect == "speculators":
+    """Warns of each setting that is written in a dialect whose own engine does not read it. Raises ValueError for one that it
+    refuses."""
+    engines = {"safeailab": "SafeAILab's code", "sglang": "SGLang 0.5.23", "speculators": "speculators"}
+    if dialect not in engines:
         return
-    unread = {"norm_before_residual=true is": config.norm_before_residual, "biases of q, k and v are": config.layer.qkv_bias}
+    layer, unread = config.layer, dict[str, bool]()
+    if dialect != "speculators":
+        unread["norms of q and k are"] = layer.qk_norm
     if dialect == "safeailab":
-        unread |= {f"{name}=true is": vars(config)[name] for name in ("norm_output", "fc_norm", "norm_before_fc")}
-        last = config.captured_layers[-1]
-        unread["the choice of the target's layers is"] = config.captured_layers != (2, (last + 3) // 2, last)
-    engine = "SGLang 0.5.23" if dialect == "sglang" else "SafeAILab's code"
+        if layer.rope.kind not in ("default", "linear"):
+            raise ValueError(f"the head's rope type is {layer.rope.kind}, and SafeAILab's code knows none but default and linear")
+        unread["rope_theta beside a linear scaling is"] = layer.rope.kind == "linear" and layer.rope.theta != RopeConfig.theta
+    if isinstance(config, Eagle3Config) and dialect == "speculators":
+        unread["the bias of fc is"] = config.fc_bias
+    elif isinstance(config, Eagle3Config):
+        unread |= {"norm_before_residual=true is": config.norm_before_residual, "biases of q, k and v are": layer.qkv_bias}
+        unread["every layer but the first is"] = layer.num_layers > 1
+        if dialect == "safeailab":
+            unread |= {f"{name}=true is": vars(config)[name] for name in ("norm_output", "fc_norm", "norm_before_fc")}
+            unread["the bias of fc is"], last = config.fc_bias, config.captured_layers[-1]
+            unread["the choice of the target's layers is"] = config.captured_layers != (2, (last + 3) // 2, last)
     for what in (name for name, is_set in unread.items() if is_set):
-        warnings.warn(f"{what} written, but {engine} does not read that", stacklevel=3)
+        warnings.warn(f"{what} written, but {engines[dialect]} does not read that", stacklevel=3)
+
+
+def _sizes(layer: ModelConfig, dialect: str) -> dict[str, Any]:
+    """`hf_config`, with a linear scaling as SafeAILab's code takes it."""
+    scaling = {"type": "linear", "factor": layer.rope.factor}
+    return hf_config(layer) | ({"rope_scaling": scaling} if dialect == "safeailab" and layer.rope.kind == "linear" else {})
 
 
 def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
@@ -71,7 +91,6 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
     settings: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3" if dialect == "sglang" else "LlamaForCausalLM"],
         "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
         "num_aux_hidden_states": len(config.captured_layers),
         "bias": config.fc_bias,
         "fc_norm": config.fc_norm,
@@ -83,7 +102,10 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
             "norm_before_fc": config.norm_before_fc,
         },
     }
-    return Exported(hf_config(config.layer) | settings, eagle3_layout(config, SAFEAILAB, **_has_map(config)))
+    if config.target_hidden_size != config.layer.hidden_size:  # with this setting SafeAILab's code reads no embedding
+        settings["target_hidden_size"] = config.target_hidden_size
+    layout = eagle3_layout(config, SAFEAILAB, **_has_map(config))
+    return Exported(_sizes(config.layer, dialect) | settings, layout, dialect == "safeailab")
 
 
 def _block(config: BlockConfig) -> Exported:
@@ -114,6 +136,8 @@ def _block(config: BlockConfig) -> Exported:
 def _speculators(config: Eagle3Config) -> Exported:
     if config.draft_vocab_size is None:
         raise ValueError("the head uses the target's lm_head, and the speculators dialect has no way to say so")
+    if config.layer.qkv_bias:
+        raise ValueError("the head has biases of q, k and v, and the speculators dialect has no way to say so")
     proposal = {"proposal_type": "greedy", "speculative_tokens": 5, "accept_tolerance": 0.0, "verifier_accept_k": 1}
     settings: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],

@@ -14,12 +14,13 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.layout import Keys, Source, Stack, Stacked, TensorPlan
+from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.quantization import QuantizedStack
 from jaxspec.checkpoints.tensor_files import Tensor
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
-from jaxspec.models.registry import LoadedModel, layer_config
+from jaxspec.models.registry import LoadedModel, abstract_model, layer_config
 from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs, numbers_of
 from pallas_kernels.row_matmul import FORMATS
 from pallas_kernels.rows import AsInFile, ByRows
@@ -134,23 +135,29 @@ def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterat
         yield Stacked(parts)
 
 
-def config_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
+def config_so(model: LoadedModel, storing: Storing, quantization: str | None, kept: Mapping[str, str] | None = None) -> Any:
     """The config of a model of a converted checkpoint, whose matrices are dense or quantised for a GPU, if it is stored so. Its
-    parameters may be abstract.
+    parameters may be abstract. `kept`: the dtypes in its files, by parameter_name.
 
     Raises ValueError if they are quantised otherwise already.
     """
-    published: dict[Keys, Any] = dict(layer_config(model.config).storages)
-    for_cpu = storing is not Storing.DENSE
-    kinds_of = {quantization, "int8"} if quantization == "int4" else {quantization}  # rows without whole groups take 8 bits
-    if quantization is not None and not {storage.kind for storage in published.values()} <= kinds_of:
-        raise ValueError(f"the checkpoint is quantised already: leave out quantization, which is {quantization}")
-    if not for_cpu and (quantization is None or published):
-        return model.config
+    layer, for_cpu = layer_config(model.config), storing is not Storing.DENSE
+    published: dict[Keys, Any] = dict(layer.storages)
     storages: dict[Keys, Storage] = {path: replace(storage, for_cpu=for_cpu) for path, storage in published.items()}
-    if quantization is not None and not published:
-        matrices = {tuple(path): array for (*path, name), array in flatten_dict(model.params).items() if name == MATRIX}
-        storages = {path: QuantizedAs.default(quantization, len(array), for_cpu=for_cpu) for path, array in matrices.items()}
+    if quantization is not None:
+        dense = flatten_dict(abstract_model(with_storage(model.config, None), model.dtype).params)
+        sizes = {keys[:-1]: len(array) for keys, array in dense.items() if keys[-1] == MATRIX}
+        asked = {path: QuantizedAs.default(quantization, size, for_cpu=for_cpu) for path, size in sizes.items()}
+        if any(storage.kind != asked[path].kind for path, storage in published.items()):
+            raise ValueError(f"the checkpoint is quantised already: leave out quantization, which is {quantization}")
+        storages = storages or {**asked}
+        if for_cpu and isinstance(model.config, ModelConfig) and layer.tie_word_embeddings and layer.hidden_size % CPU_BLOCK == 0:
+            storages[EMBEDDING,] = InBlocks()
+    for keys, array in flatten_dict(model.params).items() if storing is Storing.AS_IN_FILE else ():
+        kind = (kept or {}).get(parameter_name(keys))
+        if keys[-1] in (MATRIX, EMBEDDING) and kind in KEPT:
+            is_matrix = keys[-1] == MATRIX
+            storages.setdefault(keys[:-1] if is_matrix else keys, AsInFile(((array.shape[is_matrix], kind),)))
     return with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
 
 
@@ -158,6 +165,8 @@ def layer_so(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: 
     """The parameters of the layer at a path, by their names, if its model is stored as `after` says instead of `before`. NumPy's
     arrays may be views of files: what only has to be read is not read yet."""
     storage = storage_of(after, *path)
+    if EMBEDDING in arrays and isinstance(table := storage_of(after, *path, EMBEDDING), InBlocks):
+        return dict(arrays) | {EMBEDDING: next(iter(parameters(table(arrays[EMBEDDING].T)).values()))}
     if storage == storage_of(before, *path):
         return dict(arrays)
     others = {name: each for name, each in arrays.items() if name != MATRIX and not name.startswith(PACKED)}
@@ -168,6 +177,6 @@ def layer_so(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: 
         return others | parameters(storage.of(numbers))
     if MATRIX not in arrays:
         return others
-    if isinstance(storage, ByRows):
+    if isinstance(storage, ByRows | AsInFile):
         return others | {"rows": Stacked([np.asarray(arrays[MATRIX])], is_transposed=True)}
     return others | parameters(storage(arrays[MATRIX]))

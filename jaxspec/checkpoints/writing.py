@@ -1,6 +1,7 @@
 """Writes checkpoints in Hugging Face's file format; readers see a complete directory or none."""
 
 import json
+import math
 import os
 import shutil
 import time
@@ -39,18 +40,19 @@ def write_checkpoint(
     dtype: DTypeLike | None = None,
     copy: tuple[Path, ...] = (),
     replace: bool = True,
+    one_file: bool = False,
 ) -> None:
-    """Writes tensors, taken one by one, config.json, and copies of further files, such as the tokenizer's.
+    """Writes tensors, taken one by one, config.json, and copies of further files and folders, such as the tokenizer's.
 
-    `dtype`: floating-point tensors are cast to it, and it becomes the config's `torch_dtype`; None: they stay as they are. Raises
-    ValueError if the directory exists and may not be replaced.
+    `dtype`: floating-point tensors are cast to it, and it becomes the config's `torch_dtype`; None: they stay as they are.
+    `one_file`: no shards, all tensors are in memory at once. Raises ValueError if the directory exists and may not be replaced.
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
         ready = ((name, np.ascontiguousarray(cast(tensor, dtype))) for name, tensor in tensors)
-        _write_shards(fresh, ready)
+        _write_shards(fresh, ready, math.inf if one_file else SHARD_BYTES)
         for file in copy:
-            shutil.copy(file, fresh / file.name)
+            (shutil.copytree if file.is_dir() else shutil.copy)(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
@@ -95,7 +97,7 @@ def synchronize(directory: Path) -> None:
             os.close(handle)
 
 
-def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> None:
     """One model.safetensors, or several files and their index."""
     files: list[list[str]] = []
     shard: dict[str, np.ndarray] = {}
@@ -112,7 +114,7 @@ def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) ->
 
     total = 0
     for name, tensor in tensors:
-        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > SHARD_BYTES:
+        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > shard_bytes:
             end_shard()
         shard[name] = tensor
         total += tensor.nbytes

@@ -135,7 +135,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     EngineConfig(**caches, **kernels)  # refuses what does not go together
 
     def memory_of(models: Pair) -> Memory:
-        return Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size)
+        return Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size, models.most_tokens)
 
     def is_enough(models: Pair) -> bool:
         return memory_of(models).requests(options.context) >= options.batch

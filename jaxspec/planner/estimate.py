@@ -1,14 +1,16 @@
 """The capacity of a GPU and the least time of a cycle, computed from sizes, not measured."""
 
+import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxspec.config import ModelConfig, TreeShape
-from jaxspec.engine.device_state import cache_bytes_per_token
+from jaxspec.config import FP8, ModelConfig, TreeShape
+from jaxspec.engine.device_state import MOST_ENTRIES, cache_bytes_per_token
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.sharing import Shares
 from jaxspec.planner.gpus import Gpu
 from jaxspec.planner.models import Weights, unquantised, weights_of
 
@@ -27,11 +29,14 @@ class ModelSize:
     """The same without quantisation: what operations count."""
     cache: int
     """Bytes kept per token, on all GPUs together."""
+    shares: Shares
+    most_tokens: float
+    """That the GPU kernels can address, which limits a cache of 8 bits."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target with or without a head, in one dtype, on `tp` GPUs. Weights count as split evenly."""
+    """A target with or without a head, in one dtype, on `tp` GPUs."""
 
     target: ModelSize
     head: ModelSize | None
@@ -48,6 +53,11 @@ class Pair:
     def cache(self) -> int:
         """Bytes per token and GPU."""
         return (self.target.cache + (self.head.cache if self.head else 0)) // self.tp
+
+    @property
+    def most_tokens(self) -> float:
+        """That both caches can hold, whatever the memory."""
+        return min(self.target.most_tokens, self.head.most_tokens if self.head else math.inf)
 
     @property
     def head_logits_from(self) -> ModelSize:
@@ -69,9 +79,11 @@ def pair(
     models = [
         ModelSize(
             config,
-            weights_of(whole, dtype),
-            weights_of(unquantised(whole), dtype),
+            weights_of(whole, dtype, shares := Shares(config, tp)),
+            weights_of(unquantised(whole), dtype, shares),
             tp * cache_bytes_per_token(config, cache, dtype, tp),
+            shares,
+            MOST_ENTRIES // (shares.kv_heads * config.head_dim) if cache == FP8 else math.inf,
         )
         for whole, config, cache in (
             (target, target, kv_cache_dtype),
@@ -93,6 +105,8 @@ class Memory:
     weights: int
     cache_per_token: int
     page_size: int
+    most_tokens: float = math.inf
+    """As Pair.most_tokens."""
 
     @property
     def managed(self) -> float:
@@ -111,7 +125,7 @@ class Memory:
     @property
     def tokens(self) -> int:
         """Tokens that fit in the cache, in whole pages."""
-        return max(0, int(self.room // (self.page_size * self.cache_per_token))) * self.page_size
+        return max(0, int(min(self.room // self.cache_per_token, self.most_tokens) // self.page_size)) * self.page_size
 
     def requests(self, context: int) -> int:
         """The number of requests with `context` tokens each that fit at once."""
@@ -167,7 +181,9 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
         further = max(0, steps - 1)
         rows = batch * ((block or further * beam if steps else 0) + tree.num_steps + 1)
         drafted = batch * (1 + further * beam if block is None and steps else steps)
-        biases = config.markov_rank * config.layer.vocab_size * size if isinstance(config, DSparkConfig) else 0  # again per level
+        biases = (
+            config.markov_rank * config.layer.vocab_size * size * models.tp if isinstance(config, DSparkConfig) else 0
+        )  # per level
         moved |= {
             "head weights": further * biases + forwards * head.weights.layers + head.weights.fusion,
             "head logits' weights": (forwards if steps else 0) * models.head_logits_from.weights.projection,
@@ -182,5 +198,5 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
 
 def _operations(model: ModelSize, rows: int, context: int, size: int) -> float:
     """Multiplications and additions of a model's layers over some rows that attend to the context; `size`: bytes per weight."""
-    queries = model.config.num_layers * model.config.num_heads * model.config.head_dim
+    queries = model.config.num_layers * model.shares.devices * model.shares.heads * model.config.head_dim
     return rows * (2.0 * model.dense.layers / size + 4.0 * context * queries)

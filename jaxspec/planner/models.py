@@ -17,7 +17,7 @@ from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tenso
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
-from jaxspec.checkpoints.storing import Storing, planned, with_storage
+from jaxspec.checkpoints.storing import Storing, config_so, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
@@ -26,6 +26,7 @@ from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.families import target_config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
+from jaxspec.models.sharing import Shares, axis_of
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,18 @@ class Weights:
         return self.embedding + self.output + self.fusion + self.layers
 
 
-def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
-    """The sizes of the config's module on the device, its matrices stored as the config says."""
+def weights_of(config: ModelConfig | HeadConfig, dtype: str, shares: Shares | None = None) -> Weights:
+    """The sizes of the config's module on all devices together, its matrices stored as the config says. What they don't divide
+    is there once for each. None: one device."""
     if isinstance(config, DraftModelConfig):
-        return weights_of(config.layer, dtype)
+        return weights_of(config.layer, dtype, shares)
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "markov_in": "embedding", "lm_head": "output"}
     if isinstance(config, Eagle3Config | BlockConfig):
         groups["fc"] = "fusion"
     for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
-        sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
+        copies = 1 if shares is None or ((axis := axis_of(keys)) and shares.divides(axis)) else shares.devices
+        sizes[groups.get(keys[0], "layers")] += copies * array.size * array.dtype.itemsize
     dense = jax.tree.leaves(abstract_model(unquantised(config), jnp.dtype(dtype)).params)
     parameters = sum(array.size for array in dense if jnp.issubdtype(array.dtype, jnp.floating))  # a token map is none
     return Weights(parameters, **sizes)
@@ -78,10 +81,9 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
 
     Raises ValueError if there is none or it is not supported.
     """
-    if is_converted(path):
-        model = read_manifest(path).target
-        return planned(TensorPlan("converted", model, target_layout(model)), None, Storing.DENSE, quantization).config
     with errors_named(path):
+        if is_converted(path):
+            return config_so(abstract_model(read_manifest(path).target, jnp.float32), Storing.DENSE, quantization)
         model = target_config(config := read_config(path))
         plan = quantised_plan(TensorPlan("Hugging Face", model, target_layout(model)), config, {})
         return planned(plan, None, Storing.DENSE, quantization).config
@@ -92,12 +94,15 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
 
     Raises ValueError if it is neither a head nor a model, or does not fit.
     """
+    own_map: list[int] | None = None
     with errors_named(path):
         if is_whole_model(path):
             refuse_token_map(path, token_map)
             return DraftModelConfig.beside(read_target(path, quantization), target)
         if where := head_directory(path) if is_converted(path) else None:
-            head = read_manifest(where).head
+            manifest = read_manifest(where)
+            own_map = manifest.token_map
+            head = config_so(abstract_model(manifest.head, jnp.float32), Storing.DENSE, quantization)
         elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)
@@ -115,7 +120,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
                 f"the draft head is for a target of hidden size {found[0]} and vocabulary {found[1]}, "
                 f"not {target.hidden_size} and {target.vocab_size}"
             )
-    hot_tokens = usable_token_map(head, token_map)
+    hot_tokens = own_map if token_map is None else usable_token_map(head, token_map)
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
 
 

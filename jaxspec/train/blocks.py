@@ -84,7 +84,8 @@ def unroll_blocks(head: BlockHead, target: Llama, taught: Lesson, rows: Rows, ro
     counted = jnp.cumprod(counts, 2).astype(bool)
     hidden = drafted(head, target, taught.features, rows, roots)
     weights = counted / np.float32(roots.size)
-    total, losses, found = distances(head, target, at_goals(taught.hidden), hidden, weights, loss, decay_of(config))
+    goal, log_sum = at_goals(taught.hidden), at_goals(taught.log_sum)
+    total, losses, found = distances(head, target, goal, log_sum, hidden, weights, loss, decay_of(config))
     right = counted & (found == at_goals(taught.choice))
     return Unrolled(total, losses, jnp.moveaxis(right, 2, 0), jnp.moveaxis(counted, 2, 0))
 

@@ -27,19 +27,24 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     """The head to train: one that is there already, or a new one. Raises ValueError if it is of another algorithm."""
     if settings.begin is None:
         return new_head(settings, target, directory, parts)
-    head = load_head(Path(settings.begin), target)
-    if head.config.layer.storage or head.config.layer.storages:
-        raise ValueError(f"{settings.begin} is quantised, which can't be trained: give the head in 16 bits")
+    head = trainable(load_head(Path(settings.begin), target), settings.begin)
     if isinstance(head.config, DSparkConfig):
         raise ValueError(f"{settings.begin} is a {head.config.algorithm} head, which can't be trained here")
     if settings.algorithm not in (names := names_of(head.config)):
         raise ValueError(f"{settings.begin} is of the algorithm {names[0]}, not {settings.algorithm}: give --algorithm {names[0]}")
-    if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":
-        raise ValueError(f"{settings.begin} has a token map, which its format has no place for: give the head without it")
     if isinstance(head.config, BlockConfig) and settings.depth not in (None, head.config.max_steps):
         raise ValueError(
             f"a block of {settings.begin} drafts {head.config.max_steps} tokens, not {settings.depth}: leave depth out"
         )
+    return head
+
+
+def trainable(head: LoadedHead, where: str | Path) -> LoadedHead:
+    """The head, which lies there. Raises ValueError if what training makes of it can't be written."""
+    if head.config.layer.storage or head.config.layer.storages:
+        raise ValueError(f"{where} is quantised, which can't be trained: give the head in 16 bits")
+    if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":
+        raise ValueError(f"{where} has a token map, which its format has no place for: give the head without it")
     return head
 
 
@@ -58,7 +63,7 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
         head = load_head(directory, target)
         if head.config.algorithm != "MTP":
             raise ValueError(f"{directory} has no MTP layer to finetune: give another algorithm")
-        return head
+        return trainable(head, directory)
     layer = replace(
         target.config,
         num_layers=1,

@@ -35,8 +35,9 @@ def cross_entropy(teacher: Float[Array, "*rows v"], logits: Float[Array, "*rows 
 
 
 def unlikely_match(teacher: Float[Array, "*rows v"], logits: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
-    """Minus the logarithm of the chance that rejection sampling accepts, which is the overlap of the two (LK, arXiv 2602.23881)."""
-    return -jax.nn.logsumexp(jnp.minimum(jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits)), -1)
+    """Minus the logarithm of the chance that rejection sampling accepts, which is the overlap of the two (LK, arXiv 2602.23881).
+    The teacher is the target's log probabilities, which over a draft vocabulary add up to less than one."""
+    return -jax.nn.logsumexp(jnp.minimum(teacher, jax.nn.log_softmax(logits)), -1)
 
 
 LOSSES = dict(zip(LOSS_NAMES, (cross_entropy, unlikely_match), strict=True))
@@ -72,6 +73,8 @@ class Lesson(NamedTuple):
     """After the final norm: logits are made from it when they are needed."""
     choice: Int[Array, "b n"]
     """The target's likeliest next token at every position."""
+    log_sum: Float[Array, "b n"]
+    """Of the target's logits, over its whole vocabulary: what makes some of them log probabilities."""
 
 
 class Unrolled(NamedTuple):
@@ -108,7 +111,8 @@ def metadata(rows: Rows, step: int) -> AttentionMetadata:
 def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
     out = target(jnp.asarray(rows.tokens), metadata(rows, 0), capture=captured_layers)
     flat, whole = _chunks((out.hidden,))
-    return Lesson(out.features, out.hidden, whole(jax.lax.map(lambda chunk: jnp.argmax(target.logits(*chunk), -1), flat)))
+    logits = jax.lax.map(lambda chunk: (jnp.argmax(each := target.logits(*chunk), -1), jax.nn.logsumexp(each, -1)), flat)
+    return Lesson(out.features, out.hidden, *map(whole, logits))
 
 
 def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: int, loss: str = LOSS_NAMES[0]) -> Unrolled:
@@ -137,7 +141,14 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
     total, losses, drafted = distances(
-        head, target, taught.hidden[:, :, None], jnp.stack(aligned, 2), jnp.stack(weights, 2), loss, DECAY
+        head,
+        target,
+        taught.hidden[:, :, None],
+        taught.log_sum[:, :, None],
+        jnp.stack(aligned, 2),
+        jnp.stack(weights, 2),
+        loss,
+        DECAY,
     )
     if head.config.algorithm == "EAGLE":
         regression = jnp.stack(
@@ -179,6 +190,7 @@ def distances(
     head: Head,
     target: Llama,
     goal: Float[Array, "b n goals h"],
+    log_sum: Float[Array, "b n goals"],
     hidden: Float[Array, "b n steps d"],
     weights: Float[Array, "b n steps"],
     loss: str,
@@ -188,6 +200,7 @@ def distances(
 
     Args:
         goal: the target's hidden that the distribution to be learnt is made from: one for each step, or one for all.
+        log_sum: Lesson's, of these goals.
         hidden: the head's outputs of all steps, each of which drafts the token that its goal predicts.
 
     Returns:
@@ -196,7 +209,7 @@ def distances(
     """
     graph, params, *others = nnx.split(head, nnx.Param, ...)
     target_graph, target_state = nnx.split(target)
-    return _distances((graph, target_graph, loss, decay), params, (others, target_state), (goal, hidden, weights))
+    return _distances((graph, target_graph, loss, decay), params, (others, target_state), (goal, log_sum, hidden, weights))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -207,11 +220,13 @@ def _distances(how, params, frozen, inputs):
     return totals.sum(), losses.sum(0), whole(drafted)
 
 
-def _of_chunk(how, params, frozen, goal, hidden, weights):
-    """The results of `_distances` for one chunk: goal [b, n, goals, h], hidden [b, n, steps, d], weights [b, n, steps]."""
+def _of_chunk(how, params, frozen, goal, log_sum, hidden, weights):
+    """The results of `_distances` for one chunk, [b, n, ...] as in `distances`."""
     graph, target_graph, loss, decay = how
     head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
     teacher = restricted_logits(target, goal, head.target_vocab())
+    if LOSSES[loss] is unlikely_match:
+        teacher -= log_sum[..., None]
     logits = head.logits(hidden, target)
     losses = jnp.sum(weights * LOSSES[loss](teacher, logits), (0, 1))
     return jnp.sum(losses * decay ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
@@ -221,10 +236,10 @@ def _forward(how, params, frozen, inputs):
     """Computes the gradient along with the loss, so that logits are neither computed twice nor kept."""
 
     def chunk(summed, part):
-        goal, hidden, weights = part
+        goal, log_sum, hidden, weights = part
 
         def learnt(params, hidden):
-            total, *others = _of_chunk(how, params, frozen, goal, hidden, weights)
+            total, *others = _of_chunk(how, params, frozen, goal, log_sum, hidden, weights)
             return total, others
 
         (total, (losses, drafted)), (gradient, of_hidden) = jax.value_and_grad(learnt, (0, 1), has_aux=True)(params, hidden)
@@ -232,7 +247,7 @@ def _forward(how, params, frozen, inputs):
 
     flat, whole = _chunks(inputs)
     wide = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
-    sums = wide, jnp.float32(0), jnp.zeros(inputs[2].shape[-1])
+    sums = wide, jnp.float32(0), jnp.zeros(inputs[-1].shape[-1])
     (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(chunk, sums, flat)
     gradient = jax.tree.map(lambda sum, array: sum.astype(array.dtype), gradient, params)
     return (total, losses, whole(drafted)), (gradient, whole(of_hidden))
@@ -240,7 +255,7 @@ def _forward(how, params, frozen, inputs):
 
 def _backward(_, gradients, cotangents):
     gradient, of_hidden = jax.tree.map(lambda each: (cotangents[0] * each).astype(each.dtype), gradients)
-    return gradient, None, (None, of_hidden, None)
+    return gradient, None, (None, None, of_hidden, None)
 
 
 _distances.defvjp(_forward, _backward)

@@ -77,6 +77,18 @@ def test_the_command_writes_and_checks(directory, tmp_path, capsys):
     assert report.main([*flags, "--check"]) == 0
 
 
+def test_files_of_others_are_left_out_with_a_note(directory, capsys):
+    (directory / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
+    (directory / "broken.jsonl").write_text("{")
+    (directory / "empty.jsonl").write_text("")
+    assert report.main(["--results", str(directory), "--markdown"]) == 0
+    out, notes = capsys.readouterr()
+    assert "accepted at depth" in out and notes.count("left out: ") == 2 and "prompts.jsonl holds no results" in notes
+    (directory / "acceptance.jsonl").unlink()
+    with pytest.raises(ValueError, match="no results in results/: run a benchmark first"):
+        report.main(["--results", str(directory), "--markdown"])
+
+
 def test_commands_are_shown_without_the_pythons_of_peers():
     assert brief("python -m benchmarks.peers --torch-python python --tree 3/1/4 --peer-python vllm=python") == (
         "python -m benchmarks.peers --tree 3/1/4"

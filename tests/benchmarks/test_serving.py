@@ -214,3 +214,12 @@ def test_without_its_http_client_it_says_what_to_install(measure, monkeypatch):
 def test_the_other_tools_names_are_taken():
     parsed = parse(["--dataset-path", "x.jsonl", "--output-len", "7", "--base-url", "http://127.0.0.1:30000/v1/"])
     assert (str(parsed.prompts), parsed.max_tokens, parsed.base_url) == ("x.jsonl", 7, "http://127.0.0.1:30000")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_counts_as_chunks_but_is_no_part_of_the_text(name):
+    answer = Answer(0.0)
+    for delta in ({"role": "assistant", "content": ""}, {name: "Hm"}, {"content": "Yes"}, {name: "", "content": None}):
+        answer.take({"choices": [{"delta": delta}]})
+    answer.take({"choices": [{"text": "."}]})
+    assert len(answer.chunks) == 3 and answer.text == "Yes."

@@ -17,7 +17,8 @@ from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_t
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.testing import random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.rope_config import RopeConfig
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import (
     HIDDEN,
     VOCAB,
@@ -37,6 +38,7 @@ from tests.checkpoints.test_targets import same
 from tests.reference import CHECKPOINTS, HEAD, target
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+LINEAR = RopeConfig(kind="linear", factor=2.0)
 
 
 @pytest.mark.parametrize("draft_vocab_size", [64, 128, None])
@@ -363,6 +365,7 @@ def test_a_head_written_in_each_dialect_is_the_same_head(tmp_path, name):
         assert again.config == head.config
         assert same(again.params, head.params)
         written += 1
+        assert dialect == "speculators" or "target_hidden_size" not in exported.config  # SafeAILab's code then loads an embedding
     assert written >= 2
 
 
@@ -370,6 +373,9 @@ def test_what_a_dialect_cannot_say(tmp_path):
     normed = load_head(speculators().write(tmp_path / "normed"), tiny_target())
     with pytest.warns(UserWarning, match="norm_before_residual=true is written, but SGLang"):
         warn_of_unread(normed.config, "sglang")
+    biased = replace(normed.config, layer=replace(normed.config.layer, qkv_bias=True))
+    with pytest.raises(ValueError, match="has biases of q, k and v, and the speculators dialect has no way to say so"):
+        head_checkpoint(biased, "speculators")
     first = load_head(speculators(norm_before_residual=False, **{IDS: [0, 3, 8]}).write(tmp_path / "first"), tiny_target())
     with pytest.raises(ValueError, match="reads the input of layer 0, which the sglang dialect can't name"):
         head_checkpoint(first.config, "sglang")
@@ -383,22 +389,40 @@ def test_what_a_dialect_cannot_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "of_sglang"),
+    ("changes", "safeailab", "sglang", "speculators"),
     [
-        ({}, [], 0),
-        ({"captured_layers": (2, 16, 29)}, [], 0),
-        ({"captured_layers": (1, 4, 5)}, ["the choice of the target's layers is"], 0),
-        (dict.fromkeys(names := ("norm_output", "fc_norm"), True), [f"{name}=true is" for name in names], 0),
-        ({"norm_before_fc": True}, ["norm_before_fc=true is"], 0),
-        ({"layer": tiny_config(num_layers=1, qkv_bias=True)}, ["biases of q, k and v are"], 1),
+        ({}, [], [], []),
+        ({"captured_layers": (2, 16, 29)}, [], [], []),
+        ({"captured_layers": (1, 4, 5)}, ["the choice of the target's layers is"], [], []),
+        (dict.fromkeys(names := ("norm_output", "fc_norm"), True), [f"{name}=true is" for name in names], [], []),
+        ({"norm_before_fc": True}, ["norm_before_fc=true is"], [], []),
+        ({"layer": tiny_config(num_layers=1, qkv_bias=True)}, said := ["biases of q, k and v are"], said, []),
+        ({"layer": tiny_config(num_layers=1, qk_norm=True)}, said := ["norms of q and k are"], said, []),
+        ({"layer": tiny_config(num_layers=2)}, said := ["every layer but the first is"], said, []),
+        ({"layer": tiny_config(num_layers=1, rope=LINEAR)}, [], [], []),
+        ({"layer": tiny_config(num_layers=1, rope=replace(LINEAR, theta=5e5))}, ["rope_theta beside a linear scaling is"], [], []),
+        ({"fc_bias": True}, said := ["the bias of fc is"], [], said),
     ],
 )
-def test_what_an_engine_does_not_read_is_said(changes, said, of_sglang):
+def test_what_an_engine_does_not_read_is_said(changes, safeailab, sglang, speculators):
     config = replace(random_head(tiny_config()).config, **changes)
-    for dialect, expected in (("safeailab", said), ("sglang", said[:of_sglang]), ("speculators", [])):
+    for dialect, expected in (("safeailab", safeailab), ("sglang", sglang), ("speculators", speculators)):
         with warnings.catch_warnings(record=True, action="always") as found:
             warn_of_unread(config, dialect)
         assert [str(each.message).split(" written, but ")[0] for each in found] == expected
+
+
+@pytest.mark.parametrize("make", [random_head, random_eagle])
+def test_a_scaled_rope_is_written_as_safeailab_s_code_takes_it_or_refused(make):
+    """It takes a dictionary of two, named `type` and `factor`, a float."""
+    head = make(tiny_config()).config
+    config, yarn = (replace(head, layer=replace(head.layer, rope=RopeConfig(kind=kind, factor=2.0))) for kind in ("linear", "yarn"))
+    warn_of_unread(config, "safeailab")
+    assert head_checkpoint(config, "safeailab").config["rope_scaling"] == {"type": "linear", "factor": 2.0}
+    assert "rope_type" in head_checkpoint(config, "sglang").config["rope_scaling"]
+    warn_of_unread(yarn, "sglang")
+    with pytest.raises(ValueError, match="rope type is yarn, and SafeAILab's code knows none but default and linear"):
+        warn_of_unread(yarn, "safeailab")
 
 
 def test_an_mtp_layer_is_written_alone(tmp_path):

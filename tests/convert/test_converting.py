@@ -24,6 +24,7 @@ from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
+from jaxspec.checkpoints.json_files import TEMPLATES
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import fresh_directory, write_checkpoint
 from jaxspec.testing import (
@@ -39,7 +40,7 @@ from jaxspec.testing import (
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
 from tests.decoding.test_block_drafter import published
-from tests.reference import CHECKPOINTS, FIXTURES, MIMO, TARGET
+from tests.reference import CHECKPOINTS, FIXTURES, HEAD, MIMO, TARGET
 from tests.sets import exhaustive
 
 
@@ -80,6 +81,20 @@ def test_small_files_come_along_and_code_does_not(target, tmp_path):
     convert_target(target, tmp_path / "converted", Options())
     names = sorted(path.name for path in (tmp_path / "converted").iterdir())
     assert names == ["chat_template.jinja", "config.json", "generation_config.json", "jaxspec.json", "parameters"]
+
+
+def test_further_templates_come_along_and_go_back(tmp_path):
+    """Those in the folder that transformers reads, and nothing else of it."""
+    (folder := write_target(tmp_path / "original", tiny_target()) / TEMPLATES).mkdir()
+    for name in ("rag.jinja", "tool_use.jinja", "notes.py"):
+        (folder / name).write_text(name)
+    convert_target(tmp_path / "original", tmp_path / "converted", Options())
+    export_target(tmp_path / "converted", tmp_path / "back")
+    for place in ("converted", "back"):
+        assert {path.name for path in (tmp_path / place / TEMPLATES).iterdir()} == {"rag.jinja", "tool_use.jinja"}
+    assert check_hashes(tmp_path / "converted") == []
+    (tmp_path / "converted" / TEMPLATES / "rag.jinja").write_text("other")
+    assert check_hashes(tmp_path / "converted") == [f"file {TEMPLATES}/rag.jinja has changed"]
 
 
 @pytest.mark.parametrize("directory", [TARGET, MIMO, "tied", "bfloat16"], ids=str)
@@ -497,6 +512,11 @@ def test_exports_are_cut_into_shards(tmp_path, monkeypatch):
     assert contents(tmp_path / "back") == contents(TARGET)
     with safe_open(next((tmp_path / "back").glob("*.safetensors")), "np") as file:
         assert file.metadata() == {"format": "pt"}
+    monkeypatch.setattr("jaxspec.checkpoints.writing.SHARD_BYTES", 10_000)
+    export_head(HEAD, tmp_path / "head", "safeailab", target=TARGET)
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]  # all that it reads
+    export_head(HEAD, tmp_path / "shards", "sglang", target=TARGET)
+    assert (tmp_path / "shards/model.safetensors.index.json").exists()
 
 
 def test_heads_of_other_sizes_are_not_converted(target, tmp_path):

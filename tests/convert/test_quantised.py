@@ -1,8 +1,9 @@
 """Converted checkpoints whose matrices are quantised: by --quantization, or because the original's are."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from convert.__main__ import main
@@ -11,12 +12,19 @@ from convert.converting import Options, convert_target
 from convert.export import export_target
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
+from jaxspec.models.registry import LoadedTarget
 from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
+from tests.checkpoints.test_gguf_file import SIZES as GGUF_SIZES
+from tests.checkpoints.test_gguf_file import gguf, write
 from tests.checkpoints.test_quantization import SIZES, published
 from tests.checkpoints.test_targets import same
 from tests.sets import exhaustive
 
-WAYS = [Storing.DENSE, Storing.ROWS]
+WAYS = list(Storing)
+
+
+def stored_alike(one: LoadedTarget, other: LoadedTarget) -> bool:
+    return one.config.storage == other.config.storage and dict(one.config.storages) == dict(other.config.storages)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +43,13 @@ def test_what_was_quantised_beforehand_is_what_loading_quantises(tmp_path, model
     for storing in WAYS:
         how = {"storing": storing, "quantization": quantization}
         expected, found = (load_target(tmp_path / name, jnp.float32, **how) for name in ("original", "converted"))
-        assert found.config == expected.config and same(found.params, expected.params)
+        assert stored_alike(found, expected) and same(found.params, expected.params)
         assert same(load_target(tmp_path / "converted", jnp.float32, storing=storing).params, found.params)
         heads = [load_head(path, found, **how) for path in (head, tmp_path / "converted")]
         assert heads[0].config == heads[1].config and same(heads[0].params, heads[1].params)
-    other = "fp8" if quantization == "int8" else "int8"
-    with pytest.raises(ValueError, match=f"is quantised already: leave out quantization, which is {other}"):
-        load_target(tmp_path / "converted", jnp.float32, quantization=other)
+    for other in {"int8", "fp8", "int4"} - {quantization}:
+        with pytest.raises(ValueError, match=f"is quantised already: leave out quantization, which is {other}"):
+            load_target(tmp_path / "converted", jnp.float32, quantization=other)
     with pytest.raises(ValueError, match="the checkpoint is quantised: export one that is not"):
         export_target(tmp_path / "converted", tmp_path / "exported")
 
@@ -52,16 +60,29 @@ def test_published_weights_stay_as_they_are(tmp_path, name):
     convert_target(stored, tmp_path / "converted", Options())
     for storing in WAYS:
         expected, found = (load_target(path, jnp.float32, storing=storing) for path in (stored, tmp_path / "converted"))
-        assert found.config == expected.config and same(found.params, expected.params)
+        assert stored_alike(found, expected) and same(found.params, expected.params)
     sizes = {array.dtype.itemsize for array in jax.tree.leaves(found.params["layers"]) if array.size > 10_000}
     assert sizes == {1}
 
 
-def test_a_dense_converted_checkpoint_is_quantised_while_it_loads(tmp_path, model):
-    original = write_target(tmp_path / "original", model)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quantization", ["int8", None])
+def test_a_dense_converted_checkpoint_is_stored_as_the_original(tmp_path, tied, quantization):
+    """Quantised while it loads, or in its 16 bits; a tied embedding, which is the output projection, too."""
+    model = tiny_target(**SIZES, qkv_bias=True, tie_word_embeddings=tied)
+    original = write_target(tmp_path / "original", model, "bfloat16")
     convert_target(original, tmp_path / "converted", Options())
     for storing in WAYS:
-        how = {"storing": storing, "quantization": "int8"}
+        how = {"storing": storing, "quantization": quantization}
         expected, found = (load_target(tmp_path / name, jnp.float32, **how) for name in ("original", "converted"))
-        assert dict(found.config.storages) == dict(expected.config.storages) and same(found.params, expected.params)
-    assert np.asarray(found.params["layers"][0]["mlp"]["down_proj"]["packed_rows"]).dtype == np.int8
+        assert stored_alike(found, expected) and same(found.params, expected.params)
+    rows = found.params["layers"][0]["mlp"]["down_proj"]["packed_rows" if quantization else "rows"]
+    assert rows.dtype == ("int8" if quantization else "bfloat16")
+
+
+def test_a_gguf_file_s_blocks_become_numbers_which_is_said(tmp_path):
+    file = write(tmp_path / "model.gguf", tiny_target(**GGUF_SIZES), "llama", lambda name: gguf.GGMLQuantizationType.Q8_0)
+    with pytest.warns(UserWarning, match="blocks are written as float32 numbers: --quantization keeps 8 or 4 bits"):
+        convert_target(file, tmp_path / "converted", Options())
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        convert_target(file, tmp_path / "quantised", Options(quantization="int8"))

@@ -135,7 +135,7 @@ def test_the_time_model_is_called_a_model(flags, capsys):
 def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
     _, found = plan(flags[:3], capsys, "--gpu-memory", "100", "--gpu-bandwidth", "1000", "--tp", "2", "--tree", "plain")
     assert (found["gpu"]["memory"], found["gpu"]["bandwidth"], found["head"]) == (100e9, 1e12, None)
-    assert found["weight_bytes"] == {"target": 8_030_261_248} and list(found["tokens_per_second"]) == ["1"]
+    assert found["weight_bytes"] == {"target": 8_030_261_248 + 65 * 4096} and list(found["tokens_per_second"]) == ["1"]
     assert main([*flags, "--tp", "2"]) == 0
     assert "fewest of these GPUs for this batch and context: --tp 1." in capsys.readouterr().out
     assert plan(flags, capsys, "--tp", "3")[1]["cache_bytes_per_token"]["target"] == 131072  # heads that 3 can't divide

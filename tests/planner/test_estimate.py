@@ -1,5 +1,6 @@
 """Memory and cycles: the sums by hand, and what must hold whatever the sizes."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from jaxspec.config import TreeShape
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
-from jaxspec.testing import random_eagle, tiny_target
+from jaxspec.testing import random_eagle, random_head, tiny_target
 
 PLAIN = TreeShape(num_steps=0)
 SIZES = st.integers(1, 64)
@@ -72,6 +73,20 @@ def test_kv_heads_are_repeated_where_there_are_fewer_than_gpus():
     assert two.cache == four.cache == three.cache // 2  # 4 heads, 2 KV heads: three GPUs have all of them
 
 
+def test_heads_that_gpus_can_t_divide_are_whole_on_each():
+    """Weights, what a cycle reads and what it computes; two GPUs divide the heads, three don't."""
+    one, two, three = (pair(tiny_target(num_heads=4).config, None, "float32", tp) for tp in (1, 2, 3))
+    attention = 8 * 4 * (32 * (32 + 2 * 16) + 32 * 32)  # layers of q, k and v, and o
+    norms = 4 * 17 * 32
+    assert two.weights == (one.weights + norms) // 2
+    assert three.weights == (one.weights + 2 * (attention + norms)) // 3
+    costs = [cycle_cost(models, PLAIN, 1, 1000) for models in (one, two, three)]
+    for models, cost in zip((two, three), costs[1:], strict=True):
+        assert cost.moved["target weights"] == (models.target.weights.layers + models.target.weights.projection) / models.tp
+    scores = 4 * 1000 * 8 * 32
+    assert costs[2].operations > scores + 2 * attention / 4 > costs[1].operations > costs[0].operations / 2
+
+
 def test_a_tree_needs_a_head():
     with pytest.raises(ValueError, match="needs a draft head"):
         cycle_cost(pair(tiny_target().config, None, "bfloat16"), TreeShape(), 1, 1)
@@ -82,6 +97,19 @@ def test_memory_by_hand():
     assert (memory.managed, memory.left_free, memory.room) == (750, pytest.approx(150), 500)
     assert memory.tokens == 48  # 12 pages of 4 tokens of 10 bytes; half a page is none
     assert memory.requests(10) == 4  # 3 pages each
+
+
+def test_a_cache_of_8_bits_has_no_more_entries_than_kernels_can_address():
+    """In each of its arrays, on one GPU, as the engine limits it; a head's cache, too, if it is of 8 bits."""
+    target = tiny_target(num_kv_heads=4, num_heads=4).config
+    head = random_head(target, layer={"num_kv_heads": 4, "head_dim": 16}).config
+    fp8 = {"kv_cache_dtype": "fp8_e4m3"}
+    assert pair(target, head, "bfloat16").most_tokens == math.inf
+    assert pair(target, None, "bfloat16", **fp8).most_tokens == 2**31 // 32
+    assert pair(target, None, "bfloat16", 2, **fp8).most_tokens == 2**31 // 16
+    assert pair(target, head, "bfloat16", **fp8).most_tokens == 2**31 // 64
+    memory = Memory(1e12, 1, 1, weights=0, cache_per_token=10, page_size=16, most_tokens=1000)
+    assert memory.tokens == 992 and replace(memory, most_tokens=math.inf).tokens == 1e11
 
 
 @given(weights=st.integers(0, 2000), cache=SIZES, page=SIZES, context=SIZES)

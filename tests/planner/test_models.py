@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from convert.converting import Options, convert_target
 from jaxspec.config import TreeShape
 from jaxspec.defaults import own_head
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
@@ -159,6 +160,25 @@ def test_a_token_map_gives_a_head_an_output_of_its_own(tmp_path):
     (tmp_path / "map.json").write_text("[5, 9, 2]")
     head = read_head(path, target.config, tmp_path / "map.json")
     assert head.draft_vocab_size == 3 and weights_of(head, "float32").output == 4 * 3 * target.config.hidden_size
+
+
+def test_a_converted_checkpoint_is_what_loading_makes_of_it(tmp_path):
+    """With the token map that it was converted with, and quantised as it is, or as it will be."""
+    target = tiny_target(hidden_size=128, intermediate_size=64, num_layers=2)
+    original = write_target(tmp_path / "original", target)
+    (tmp_path / "map.json").write_text("[5, 9, 2]")
+    (tmp_path / "other.json").write_text("[5, 9]")
+    draft = write_head(tmp_path / "head", random_eagle(target.config))
+    convert_target(original, tmp_path / "dense", Options(), draft=draft, token_map=tmp_path / "map.json")
+    convert_target(original, tmp_path / "int8", Options(quantization="int8"), draft=draft)
+    head = read_head(tmp_path / "dense", target.config, quantization="int8")
+    quantised = read_target(tmp_path / "int8", "int8"), read_head(tmp_path / "int8", target.config).layer
+    for found, expected in zip((read_target(tmp_path / "dense", "int8"), head.layer), quantised, strict=True):
+        assert len(found.storages) > 1 and dict(found.storages) == dict(expected.storages)
+    assert head.draft_vocab_size == 3
+    assert read_head(tmp_path / "dense", target.config, tmp_path / "other.json").draft_vocab_size == 2
+    with pytest.raises(ValueError, match="is quantised already: leave out quantization, which is int4"):
+        read_target(tmp_path / "int8", "int4")
 
 
 def test_what_is_no_head_for_this_target_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import TreeShape
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.mtp import MTPConfig
 from jaxspec.testing import random_block, random_mtp, tiny_target, write_target
 from jaxspec.train import command
 from jaxspec.train.conversations import Conversation, fingerprint, read_shards
@@ -423,10 +424,13 @@ def test_heads_that_could_not_be_learnt_or_written_are_not_begun_with(tmp_path, 
         (mapped, "HEAD has a token map, which its format has no place for"),
         (quantised, "HEAD is quantised"),
         (first, "layer 0"),
+        (MTPConfig(layer=target.config, target_hidden_size=mapped.target_hidden_size, draft_vocab_size=8), "has a token map"),
+        (MTPConfig(layer=quantised.layer, target_hidden_size=mapped.target_hidden_size), "is quantised"),
     ):
         monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_, config=config: SimpleNamespace(config=config))
         with pytest.raises(ValueError, match=said):
-            trainer(TrainSettings(config.algorithm.lower(), begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
+            begin = None if config.algorithm == "MTP" else "HEAD"
+            trainer(TrainSettings(config.algorithm.lower(), begin=begin, rows=4, length=24), target, data, tmp_path / "work")
 
 
 @pytest.mark.exhaustive
