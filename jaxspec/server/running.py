@@ -27,6 +27,8 @@ class RequestBatch:
     """One for each prompt, with the parameters of all its n completions."""
     echo: Sequence[str | None] | None = None
     """The prompts as the client wrote them (None: as token ids), if the response shall begin with them."""
+    client_names: Mapping[str, str] = field(default_factory=dict)
+    """Our names of fields, and the client's where they differ: for errors."""
     prompt_only: bool = False
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
     rid: str | list[str] | None = None
@@ -137,13 +139,14 @@ class RunningRequests:
         return await asyncio.wrap_future(self.engine.end())
 
 
-async def start(running: RunningRequests, request: Request, batch: RequestBatch, client_names: Mapping[str, str]) -> Generation:
+async def start(running: RunningRequests, request: Request, batch: RequestBatch) -> Generation:
     """Hands the batch to the engine. It can be aborted by its names until the HTTP response is complete. A client's rid must be
     free; several requests may share an x-request-id, as proxies repeat it when they retry.
 
-    `client_names` maps our names of fields to the client's. Raises ApiError, in the client's words, or QueueFull.
+    Raises ApiError, in the client's words, or QueueFull.
     """
     running.check_open()
+    client_names = batch.client_names
     if (count := batch.max_logprobs) > MAX_LOGPROBS:
         param, budget = (client_names.get(name, name) for name in ("logprobs", "max_tokens"))
         said = f"the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, ClassVar
 
 from anyio import CancelScope
@@ -107,20 +107,16 @@ async def respond(
     request: Request,
     prepare: Callable[[], RequestBatch],
     build: Callable[[RequestBatch], ResponseBuilder],
-    client_names: Mapping[str, str],
     *,
     stream: bool | None,
 ) -> Response:
-    """Serves a request that generates: prepare it (tokenize, in a thread), start it, build the response.
-
-    `client_names` maps our names of fields to the client's, for errors.
-    """
+    """Serves a request that generates: prepare it (tokenize, in a thread), start it, build the response."""
 
     async def work() -> Response:
         batch = await request.state.run(prepare)
         await checkpoint_if_cancelled()  # meanwhile the client may have hung up
         builder = build(batch)
-        generation = await start(running, request, batch, client_names)
+        generation = await start(running, request, batch)
         if stream:
             return await EventStream.open(generation, builder)
         outputs = await collect(generation)

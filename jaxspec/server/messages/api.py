@@ -13,7 +13,7 @@ from jaxspec.server.errors import ANTHROPIC
 from jaxspec.server.messages.answers import MessagesBuilder, MessagesResponse, TokenCounted
 from jaxspec.server.messages.requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, as_chat, count_tokens
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai.translation import translated_batch, translated_names
+from jaxspec.server.openai.translation import translated_batch
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.sending import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
 from jaxspec.server.streaming import respond
@@ -34,8 +34,7 @@ def messages_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
         """The next turn of a conversation."""
         chat = await request.state.run(partial(as_chat, body, model))
         prepare, build = partial(translated_batch, chat, model, CLIENT_NAMES), partial(MessagesBuilder, model, body)
-        names = translated_names(chat, CLIENT_NAMES)
-        return await respond(running, request, prepare, build, names, stream=body.stream)
+        return await respond(running, request, prepare, build, stream=body.stream)
 
     @router.post(f"{ANTHROPIC}/count_tokens", responses=COUNTS, openapi_extra=documented(CountTokensRequest))
     async def count(body: Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]) -> Response:

@@ -11,14 +11,7 @@ from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.chat import ChatBuilder, ChatResponse
 from jaxspec.server.openai.completions import CompletionBuilder, CompletionResponse
-from jaxspec.server.openai.requests import (
-    ChatRequest,
-    CompletionRequest,
-    chat_batch,
-    chat_names,
-    completion_batch,
-    completion_names,
-)
+from jaxspec.server.openai.requests import ChatRequest, CompletionRequest, chat_batch, completion_batch
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.sending import ResponseModel, failures, json_response, success, success_or_stream
 from jaxspec.server.streaming import respond
@@ -91,12 +84,12 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     @router.post("/v1/completions", responses=COMPLETION, openapi_extra=documented(CompletionRequest))
     async def completions(body: Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))], request: Request) -> Response:
         prepare, build = partial(completion_batch, body, model), partial(CompletionBuilder, model, body)
-        return await respond(running, request, prepare, build, completion_names(body), stream=body.stream)
+        return await respond(running, request, prepare, build, stream=body.stream)
 
     @router.post("/v1/chat/completions", responses=CHAT, openapi_extra=documented(ChatRequest))
     async def chat_completions(body: Annotated[ChatRequest, Depends(JsonBody(ChatRequest))], request: Request) -> Response:
         prepare, build = partial(chat_batch, body, model), partial(ChatBuilder, model, body)
-        return await respond(running, request, prepare, build, chat_names(body), stream=body.stream)
+        return await respond(running, request, prepare, build, stream=body.stream)
 
     return router
 

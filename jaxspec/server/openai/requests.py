@@ -147,7 +147,7 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
         prompts.append((tuple(ids), _params(body, model, names, budget, given_constraint(body), **logprobs)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-    return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
+    return _batch(body, model, prompts, client_names=names, echo=texts if body.echo else None, prompt_only=prompt_only)
 
 
 def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
@@ -168,7 +168,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
         more["skip_special_tokens"] = False  # the parser needs them
     ends = model.chat_template.stop if model.chat_template else ()
     params = _params(body, model, names, budget, constraint, ends, **more)
-    return _batch(body, model, [(tuple(ids), params)], answer=answer)
+    return _batch(body, model, [(tuple(ids), params)], client_names=names, answer=answer)
 
 
 def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, str, list[int]]:

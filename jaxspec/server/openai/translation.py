@@ -1,10 +1,11 @@
 """What the requests of the Responses and the Messages API share on their way to becoming a chat completion."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxspec.server.errors import ApiError, restated, wrong
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai.requests import ChatRequest, chat_batch, chat_names
+from jaxspec.server.openai.requests import ChatRequest, chat_batch
 from jaxspec.server.running import RequestBatch
 
 
@@ -13,15 +14,8 @@ def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mappin
     if chat.speculative is not None and chat.speculative.trace:
         raise wrong("speculative.trace", "is not supported in this endpoint: use /v1/chat/completions")
     try:
-        return chat_batch(chat, model)
+        batch = chat_batch(chat, model)
     except ApiError as error:
         raise restated(error, client_names) from None
-
-
-def translated_names(chat: ChatRequest, client_names: Mapping[str, str]) -> dict[str, str]:
-    """Our names of fields, and those of the client, whose names differ from the chat's. Raises ApiError for several constraints."""
-    try:
-        names = chat_names(chat)
-    except ApiError as error:
-        raise restated(error, client_names) from None
-    return {**client_names, **{ours: client_names.get(theirs, theirs) for ours, theirs in names.items()}}
+    names = {ours: client_names.get(theirs, theirs) for ours, theirs in batch.client_names.items()}
+    return replace(batch, client_names={**client_names, **names})

@@ -8,10 +8,9 @@ from fastapi.responses import Response
 
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai.translation import translated_names
 from jaxspec.server.responses.answers import ResponsesBuilder
 from jaxspec.server.responses.objects import ResponsesResponse
-from jaxspec.server.responses.requests import CLIENT_NAMES, ResponsesRequest, as_chat, responses_batch
+from jaxspec.server.responses.requests import ResponsesRequest, as_chat, responses_batch
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.sending import failures, success_or_stream
 from jaxspec.server.streaming import respond
@@ -27,7 +26,6 @@ def responses_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
         """Nothing is stored: the input holds the whole conversation."""
         chat = await request.state.run(partial(as_chat, body))
         prepare, build = partial(responses_batch, chat, model), partial(ResponsesBuilder, model, body)
-        names = translated_names(chat, CLIENT_NAMES)
-        return await respond(running, request, prepare, build, names, stream=body.stream)
+        return await respond(running, request, prepare, build, stream=body.stream)
 
     return router

@@ -161,9 +161,8 @@ def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     @router.put("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     async def generate(body: Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest))], request: Request) -> Response:
-        client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
         build = partial(GenerateBuilder, model, body, request.state.request_id, perf_counter())
-        return await respond(running, request, partial(generate_batch, body, model), build, client_names, stream=body.stream)
+        return await respond(running, request, partial(generate_batch, body, model), build, stream=body.stream)
 
     return router
 
@@ -196,7 +195,8 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     if body.stream and repeated > MAX_REPEATED:
         counts = f"the events of the stream would repeat {repeated} log probabilities, and at most {MAX_REPEATED} may be"
         raise wrong("return_logprob:", f"{counts}: leave out stream, or ask for fewer tokens or a smaller top_logprobs_num")
-    return RequestBatch(requests_of(body, model, prompts, first.n), rid=body.rid, prompt_only=prompt_only)
+    requests, client_names = requests_of(body, model, prompts, first.n), {**CLIENT_NAMES, "prompt": param}
+    return RequestBatch(requests, rid=body.rid, prompt_only=prompt_only, client_names=client_names)
 
 
 def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSampling, dict[str, str]]]:
