@@ -255,7 +255,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError:  # such as 127.0.0..1
-        raise OSError(errno.EINVAL, "it is no name of a host") from None
+        raise OSError(errno.EINVAL, "not a valid host name") from None
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:

@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 
 PYTHONS = ("python", "python3")
+PYTHON = (sys.executable, "-P", "-m")
+"""Runs a module, and nothing of the current directory, which may be a model's."""
 POLL_SECONDS, ANSWER_SECONDS, END_SECONDS = 0.2, 5.0, 60.0
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without the proxy that the environment may name: none can reach this machine's loopback."""
@@ -33,8 +35,8 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
         raise ValueError(f"expected a command without --port, which is an argument of its own; got {command[:80]!r}")
     if words[0] in PYTHONS:
         words[0] = sys.executable
-    elif words[0] == "jaxspec":  # its directory need not be in PATH; the current one may hold an argparse.py
-        words[:1] = [sys.executable, "-P", "-m", "jaxspec"]
+    elif words[0] == "jaxspec":  # its directory need not be in PATH
+        words[:1] = [*PYTHON, "jaxspec"]
     if not any(word.partition("=")[0] == "--host" for word in words):
         words += ["--host", host]
     if port is None:

@@ -199,7 +199,8 @@ def load_converted(
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
     """
     published = abstract_model(config, dtype)
-    kept = {name: array.info.dtype.name for name, array in stored_parameters(path / PARAMETERS).items()}
+    stored = stored_parameters(path / PARAMETERS) if storing is Storing.AS_IN_FILE else {}
+    kept = {name: array.info.dtype.name for name, array in stored.items()}
     model = abstract_model(config_so(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)

@@ -26,7 +26,7 @@ from jaxspec.commands.serve_options import ServerArguments
 from jaxspec.config import EngineConfig
 from jaxspec.server.kv_events import FLAG as KV_EVENTS
 from jaxspec.server.settings import ANY
-from jaxspec.server_process import answers
+from jaxspec.server_process import PYTHON, answers
 
 ROUTERS = ("sglang_router", "smg")
 """Packages whose module `launch_router` takes SETTINGS, the best known first."""
@@ -44,8 +44,6 @@ LOST = (
     "behind the router, some fields of requests are lost on the way: cache_salt, structured_outputs and speculative on "
     '/v1/chat/completions, others too; /v1/messages and the chat page are missing (docs/fleet.md, "What a router drops")'
 )
-PYTHON = (sys.executable, "-P", "-m")
-"""Runs a module, and nothing of the current directory, which may be a model's."""
 LOOPBACK = "127.0.0.1"
 INTERVAL = 0.2
 """Seconds between two looks at the processes."""

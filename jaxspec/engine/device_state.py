@@ -32,7 +32,7 @@ from jaxspec.sampling_params import SamplingParams
 
 GRAPHS_SINCE = (12, 3)
 """The CUDA version of the first driver (545) whose graphs have conditionals. With an older one XLA makes no graph of a cycle."""
-MOST_ENTRIES = 2**31
+ADDRESSABLE_ENTRIES = 2**31
 """Of an array of an 8-bit cache, on one GPU. Pallas computes offsets in 32 bits unless an array has more than 2**32 bytes, and they
 count entries, so those of one byte would overflow from here on."""
 
@@ -140,7 +140,7 @@ def memory_limit(device: jax.Device) -> int | None:
 def addressable_pages(one_page: State) -> float:
     """The number of pages that the GPU kernels can address in this state's 8-bit caches."""
     caches = [each for each in jax.tree.leaves(one_page) if each.dtype == np.uint8]
-    return min((MOST_ENTRIES // math.prod(each.sharding.shard_shape(each.shape)) for each in caches), default=math.inf)
+    return min((ADDRESSABLE_ENTRIES // math.prod(each.sharding.shard_shape(each.shape)) for each in caches), default=math.inf)
 
 
 def admission(request: Request, vocab_size: int, max_length: int, no_bias: jax.Array | None) -> Admission:

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import copyreg
 import ctypes
 import hashlib
 import itertools
@@ -49,11 +48,9 @@ COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
 class ProgramError(RuntimeError):
     """A program can't be compiled, or fails on its first run. The message is one line and names it."""
 
-    def __init__(self, program: Program, failed: str, error: Exception):
-        super().__init__(f"the program ({program}) {failed}: {reason_of(error)}")
-
-    def __reduce__(self) -> tuple:
-        return copyreg.__newobj__, (type(self), *self.args)  # type: ignore[attr-defined]  # for pickle
+    @classmethod
+    def of(cls, program: Program, failed: str, error: Exception) -> "ProgramError":
+        return cls(f"the program ({program}) {failed}: {reason_of(error)}")
 
 
 class Compilation(NamedTuple):
@@ -245,7 +242,7 @@ class Programs:
                     self._progress.look(self.count, [program])
                     self._add(program, hits)
                 except Exception as error:
-                    self.failed[program] = ProgramError(program, "could not be compiled", error)
+                    self.failed[program] = ProgramError.of(program, "could not be compiled", error)
                     logger.exception("could not compile (%s): a larger program stays in use, if there is one", program)
                 finally:
                     self._progress.forecast.add()
@@ -273,7 +270,7 @@ class Programs:
         try:
             return self._add(program, hits)
         except Exception as error:
-            raise ProgramError(program, "could not be compiled", error) from error
+            raise ProgramError.of(program, "could not be compiled", error) from error
 
     def _add(self, program: Program, hits: CacheHits | None = None) -> Compilation:
         started, hits_before = time.perf_counter(), hits.in_this_thread if hits else 0

@@ -215,7 +215,7 @@ class Runner:
                 jax.block_until_ready(self.run(program, *self._idle(program)))
             except Exception as error:
                 self._state = None  # it was donated to the program
-                raise ProgramError(program, "failed on its first run", error) from error
+                raise ProgramError.of(program, "failed on its first run", error) from error
 
     def _idle(self, program: Program) -> tuple[Any, ...]:
         """Inputs with which the program changes nothing but the row that pads batches."""

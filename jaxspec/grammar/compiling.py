@@ -243,7 +243,7 @@ class StructuralTagWriter:
                 return self._rule(" | ".join(self._each(form, "elements", place, end, end)))
             case "sequence":
                 return self._rule(" ".join(self._each(form, "elements", place, None, end)))
-        between = end and None
+        between = None if end else end  # before an end something follows
         tags, separator = " | ".join(self._each(form, "tags", place, between, between)), _string(form, "separator", place)
         again = "" if form.get("stop_after_first") else f" ({_quoted(separator)} ({tags}))*"
         return self._rule(f"(({tags}){again}){'' if form.get('at_least_one') else '?'}{behind}")
@@ -269,7 +269,7 @@ class StructuralTagWriter:
             raise ValueError(f"triggers must be a list of strings, not empty ones (at {place})")
         for trigger in triggers:
             rests = [
-                self._tag(tag, f"{place}.tags.{index}", begin.removeprefix(trigger), end and None)
+                self._tag(tag, f"{place}.tags.{index}", begin.removeprefix(trigger), None if end else end)
                 for index, (tag, begin) in enumerate(zip(tags, begins, strict=True))
                 if begin.startswith(trigger)
             ]

@@ -42,7 +42,7 @@ def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySourc
         is_special = token in ends or (added["special"] and name not in TAGS)
         if is_special or (name.startswith("<") and name.endswith(">")):
             (special if is_special else tags)[name] = token
-            added["content"] = names[name] = f"\ufdd0{token}"  # begins with what is no character
+            added["content"] = names[name] = f"\ufdd0{token}"  # a noncharacter, which no text has, comes first
             added |= {"special": False, "normalized": False}
     model = form["model"]
     if isinstance(vocabulary := model["vocab"], dict):

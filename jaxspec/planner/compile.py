@@ -9,7 +9,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.config import TreeShape
 from jaxspec.planner.gpus import DRIVER, GPUS
+from jaxspec.server_process import PYTHON
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {
@@ -244,7 +244,7 @@ def compile_cycles(
     request: dict[str, Any] = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype}
     request |= {"quantization": quantization, "driver": driver, "refuse_spills": refuse_spills, "tp": tp, "nodes": nodes}
     shapes = [asdict(each) for each in cycles]
-    command, limit = [sys.executable, "-P", "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
+    command, limit = [*PYTHON, "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:
         task = json.dumps(request | {"cycles": shapes, "scratch": scratch}, default=str)  # of paths
         try:

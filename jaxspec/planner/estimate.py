@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxspec.config import FP8, ModelConfig, TreeShape
-from jaxspec.engine.device_state import MOST_ENTRIES, cache_bytes_per_token
+from jaxspec.engine.device_state import ADDRESSABLE_ENTRIES, cache_bytes_per_token
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig
@@ -83,7 +83,7 @@ def pair(
             weights_of(unquantised(whole), dtype, shares),
             tp * cache_bytes_per_token(config, cache, dtype, tp),
             shares,
-            MOST_ENTRIES // (shares.kv_heads * config.head_dim) if cache == FP8 else math.inf,
+            ADDRESSABLE_ENTRIES // (shares.kv_heads * config.head_dim) if cache == FP8 else math.inf,
         )
         for whole, config, cache in (
             (target, target, kv_cache_dtype),

@@ -101,8 +101,11 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        awaited = self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY)
-        if self.transport.get_write_buffer_size() if self.transport.is_closing() else awaited:
+        if self.transport.is_closing():
+            is_unused = self.transport.get_write_buffer_size() > 0
+        else:
+            is_unused = self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY)
+        if is_unused:
             self._expect_request()  # or the rest of one that came behind the last, or was refused before its end
 
     def pause_writing(self) -> None:

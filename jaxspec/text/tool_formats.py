@@ -165,7 +165,7 @@ def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, d
     parts = {name: part if isinstance(part, Mapping) else {} for name, part in properties.items()}
     for name, part in parts.items():
         if not isinstance(values_of(part), list | None):
-            raise ValueError(f"have an enum of {name!r:.60} that is no list")
+            raise ValueError(f"have an enum of {name!r:.60} that is not a list")
     whole = {**schema, "properties": parts}
     moved = _moved(whole)
     definitions = {name: moved.pop(name) for name in ("$defs", "definitions") if name in moved}

@@ -419,7 +419,11 @@ def test_without_progress_one_warning_says_that_programs_compile(llm: LoadedMode
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
-        (ProgramError(CYCLE, "failed on its first run", RuntimeError("a\nb")), 1, f"the program ({CYCLE}) failed on its first run"),
+        (
+            ProgramError.of(CYCLE, "failed on its first run", RuntimeError("a\nb")),
+            1,
+            f"the program ({CYCLE}) failed on its first run",
+        ),
         (ValueError("lower num_pages"), 2, "lower --max-total-tokens"),
     ],
 )

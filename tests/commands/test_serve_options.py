@@ -476,7 +476,7 @@ def test_mappings_hold_what_yaml_says(tmp_path: Path):
 
 @pytest.mark.parametrize("null", ["null", "Null", "~"])
 def test_null_is_not_given_and_in_quotes_it_is_a_text(tmp_path: Path, null: str):
-    """Above all it is no key, which would win over the variable's."""
+    """As a key it would win over the one in the environment."""
     content = f"api_key: {null}\nport: {null}\ndisable-radix-cache: {null}\nserved-model-name: '{null}'\nadmin-api-key: \"{null}\""
     arguments = parse_arguments(config_file(tmp_path, content), {"JAXSPEC_API_KEY": "mine"})
     assert (arguments.settings.api_key, arguments.settings.admin_api_key, arguments.port) == ("mine", null, 30000)

@@ -260,6 +260,6 @@ def test_after_a_failure_the_rest_is_not_compiled():
 
 def test_an_error_survives_the_way_out_of_a_process():
     """A pool of processes would hang on one that can't be unpickled."""
-    error = ProgramError(ADMIT, "could not be compiled", ValueError("no such kernel"))
+    error = ProgramError.of(ADMIT, "could not be compiled", ValueError("no such kernel"))
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is ProgramError and str(copy) == "the program (admit) could not be compiled: ValueError: no such kernel"

@@ -225,7 +225,7 @@ def test_hanging_up_gives_no_turn_to_others_before_the_thread_is_done(client: Cl
         goes_on.set()
         receive(connection, b'"text":"T"')
     assert most == [1, 1]
-    assert len(started) == 1  # what was prepared for nobody does not begin
+    assert len(started) == 1  # a request whose client has left does not start
 
 
 @pytest.mark.parametrize("run", [OneByOne().run, run_in_threadpool])

@@ -169,7 +169,7 @@ def test_a_group_of_servers_finds_out_at_once_that_its_port_is_taken(monkeypatch
         assert serve.main(["--dp-size", "2", "--port", str(port), "--host", "127.0.0..1"]) == 1
     taken, wrong = capsys.readouterr().err.splitlines()
     assert f"error: can't listen on 127.0.0.1:{port} (Address already in use): choose another" in taken
-    assert f"error: can't listen on 127.0.0..1:{port} (it is no name of a host): choose another" in wrong
+    assert f"error: can't listen on 127.0.0..1:{port} (not a valid host name): choose another" in wrong
 
 
 def test_a_name_with_several_addresses_means_the_ipv4_one(monkeypatch):

@@ -228,7 +228,7 @@ def test_a_model_without_a_known_format_refuses_tools():
 def test_parameters_that_a_format_can_not_write_are_refused():
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "strict": True}}
     with served(template=TOOL_TEMPLATE, tool_format=TOOL_FORMATS["pythonic"]) as own:
-        for properties, said in (([1], "properties"), ({"z" * 5000: {"enum": 1}}, f"an enum of '{'z' * 59} that is no list")):
+        for properties, said in (([1], "properties"), ({"z" * 5000: {"enum": 1}}, f"an enum of '{'z' * 59} that is not a list")):
             tool["function"]["parameters"] = {"properties": properties}
             error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
             assert error["param"] == "tools" and f"the parameters of f have {said}" in error["message"]

@@ -13,7 +13,7 @@ from jaxspec.server.errors import ANTHROPIC
 from jaxspec.server.messages.answers import MessagesBuilder, MessagesResponse, TokenCounted
 from jaxspec.server.messages.requests import CLIENT_NAMES, CountTokensRequest, MessagesRequest, as_chat, count_tokens
 from jaxspec.server.model import ServedModel
-from jaxspec.server.openai.translation import translated_batch
+from jaxspec.server.openai.requests import translated_batch
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.sending import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
 from jaxspec.server.streaming import respond

@@ -2,13 +2,14 @@
 SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
-from jaxspec.server.errors import wrong
+from jaxspec.server.errors import ApiError, restated, wrong
 from jaxspec.server.fields import (
     CacheSalt,
     Copies,
@@ -169,6 +170,19 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     ends = model.chat_template.stop if model.chat_template else ()
     params = _params(body, model, names, budget, constraint, ends, **more)
     return _batch(body, model, [(tuple(ids), params)], client_names=names, answer=answer)
+
+
+def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
+    """The batch of a chat that a request of another API was translated to. Raises ApiError in the words of that API, which calls
+    some fields otherwise."""
+    if chat.speculative is not None and chat.speculative.trace:
+        raise wrong("speculative.trace", "is not supported in this endpoint: use /v1/chat/completions")
+    try:
+        batch = chat_batch(chat, model)
+    except ApiError as error:
+        raise restated(error, client_names) from None
+    names = {ours: client_names.get(theirs, theirs) for ours, theirs in batch.client_names.items()}
+    return replace(batch, client_names={**client_names, **names})
 
 
 def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, str, list[int]]:

@@ -11,8 +11,7 @@ from jaxspec.server.errors import wrong
 from jaxspec.server.fields import LogprobCount, Only, RequestModel, TemplateOptions, TokenCount, described_as
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import RESPONSES, each, neutral
-from jaxspec.server.openai.requests import ChatRequest, OpenAIRequest
-from jaxspec.server.openai.translation import translated_batch
+from jaxspec.server.openai.requests import ChatRequest, OpenAIRequest, translated_batch
 from jaxspec.server.responses.input import Input, messages_of
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
