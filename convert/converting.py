@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
@@ -24,16 +22,14 @@ from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.kinds import algorithm_of
 from jaxspec.checkpoints.layout import Keys, Source, TensorPlan
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
-from jaxspec.checkpoints.parameter_store import ParameterWriter, parameter_name
+from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import cast, errors_named
-from jaxspec.checkpoints.writing import fresh_directory
+from jaxspec.checkpoints.writing import SHARD_BYTES, fresh_directory, write_tensors
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import layer_config
 
-GROUP_BYTES = 512 << 20
-"""Parameters are written in groups of about this size; two are in memory: one being written, the next being made."""
 WIDEST = 4
 """Bytes of the widest dtype that weights usually have: a cast needs at least its share of them."""
 COPIED = (
@@ -50,15 +46,6 @@ class Options(NamedTuple):
     quantization: str | None = None
     """One of config.QUANTIZATIONS, for all matrices; None: as published."""
     progress: bool = False
-
-
-class Group(NamedTuple):
-    """Some parameters, ready to be written."""
-
-    params: dict[Keys, np.ndarray]
-    hashes: dict[str, str]
-    size: int
-    """Bytes."""
 
 
 def convert_target(
@@ -132,11 +119,19 @@ def _write_model(
     if (free := shutil.disk_usage(directory).free) < needed:
         raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
     bar = tqdm(total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress)
-    with bar, ParameterWriter(directory / PARAMETERS) as writer:
-        for group in _ahead(_groups(plan, checkpoint, options.dtype)):
-            writer.add(unflatten_dict(group.params))
-            hashes |= group.hashes
-            bar.update(group.size)
+
+    def parameters() -> Iterator[tuple[str, np.ndarray]]:
+        for keys, source in plan.layout.items():
+            for each, array in _arrays(plan.config, keys, source, checkpoint, options.dtype).items():
+                name = parameter_name(each)
+                hashes[name] = sha256(array)
+                yield name, array
+                del array  # else it stays while the next one is made
+            bar.update(checkpoint.size(source.needed()))
+
+    with bar:
+        (directory / PARAMETERS).mkdir()
+        write_tensors(directory / PARAMETERS, parameters(), SHARD_BYTES)
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     files = {}
     for name in (*COPIED, *(f"{TEMPLATES}/{path.name}" for path in (origin / TEMPLATES).glob("*.jinja"))):
@@ -148,22 +143,6 @@ def _write_model(
         layer = replace(layer_config(config), dtype=jnp.dtype(options.dtype).name)
         config = replace(config, layer=layer) if isinstance(config, HeadConfig) else layer
     Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map, draft).write(directory)
-
-
-def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
-    """The parameters in order, GROUP_BYTES at a time; a larger one is a group of its own."""
-    group = Group({}, {}, 0)
-    for keys, source in plan.layout.items():
-        size = checkpoint.size(source.needed())
-        if group.params and group.size + size > GROUP_BYTES:
-            yield group
-            group = Group({}, {}, 0)
-        for name, array in _arrays(plan.config, keys, source, checkpoint, dtype).items():
-            group.params[name] = array
-            group.hashes[parameter_name(name)] = sha256(array)
-            del array  # else it stays while the next group is made
-        group = group._replace(size=group.size + size)
-    yield group
 
 
 def _arrays(
@@ -184,12 +163,3 @@ def sha256(array: np.ndarray) -> str:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a small file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _ahead(groups: Iterator[Group]) -> Iterator[Group]:
-    """The same groups; each is made while the one before it is used."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, groups, None)
-        while (group := coming.result()) is not None:
-            coming = pool.submit(next, groups, None)
-            yield group

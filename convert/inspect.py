@@ -13,7 +13,6 @@ from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import LAYER_IDS
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
-from jaxspec.checkpoints.parameter_store import stored_parameters
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
@@ -55,8 +54,9 @@ def _describe_converted(path: Path, target: Path | None) -> str:
         if target is not None:
             fits = _fits(manifest.config, target)
             check_fit(manifest, target_model_config(target))
-    stored = stored_parameters(path / PARAMETERS)
-    dtypes = _count(array.info for array in stored.values())
+    with Checkpoint(path / PARAMETERS) as checkpoint:
+        stored = checkpoint.infos
+    dtypes = _count(stored.values())
     lines = {"what": f"{_kind(manifest.config)} (converted from {manifest.dialect})", **_sizes(manifest.config)}
     lines |= {"parameters": f"{dtypes.total():,} in {len(stored)} arrays", "dtypes": _listed(dtypes)}
     if is_converted(path / DRAFT):

@@ -3,7 +3,7 @@
 A converted checkpoint is a directory:
 
     jaxspec.json      the manifest
-    parameters/       the model's parameters in its own layout (parameter_store.py)
+    parameters/       safetensors files of the model's parameters in its own layout (parameter_store.py)
     draft/            a target's draft head, a converted checkpoint itself, if it was converted with one
     config.json, tokenizer files, chat template, ...   copies from the original
 """
@@ -22,10 +22,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import TEMPLATES, check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
-from jaxspec.checkpoints.parameter_store import mapped_parameters, stored_parameters
+from jaxspec.checkpoints.parameter_store import mapped_parameters
 from jaxspec.checkpoints.storing import Storing, config_so, layer_so
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, OrNull, Text, Whole
 from jaxspec.config import ModelConfig
@@ -77,7 +78,7 @@ CONTENTS = Fields(
 """The types and ranges in jaxspec.json; `config` is a LAYER for a target, else a HEAD."""
 DRAFT = "draft"
 PARAMETERS = "parameters"
-VERSION = 1
+VERSION = 2
 KINDS: dict[str, type] = {
     "target": ModelConfig,
     **{kind.algorithm: kind for kind in (EagleConfig, Eagle3Config, MTPConfig, BlockConfig, DSparkConfig)},
@@ -199,8 +200,8 @@ def load_converted(
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
     """
     published = abstract_model(config, dtype)
-    stored = stored_parameters(path / PARAMETERS) if storing is Storing.AS_IN_FILE else {}
-    kept = {name: array.info.dtype.name for name, array in stored.items()}
+    with Checkpoint(path / PARAMETERS) as stored:
+        kept = {name: info.dtype.name for name, info in stored.infos.items()} if storing is Storing.AS_IN_FILE else {}
     model = abstract_model(config_so(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)

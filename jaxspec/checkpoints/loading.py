@@ -99,7 +99,8 @@ def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -
             manifest = read_manifest(directory := require_head(path))
             check_fit(manifest, target)
             head = manifest.head
-            check_stored(directory / PARAMETERS, abstract_model(head, np.float32).params)
+            with Checkpoint(directory / PARAMETERS) as stored_head:
+                check_stored(stored_head, abstract_model(head, np.float32).params)
         else:
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)

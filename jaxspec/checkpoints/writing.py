@@ -1,28 +1,30 @@
-"""Writes checkpoints in Hugging Face's file format; readers see a complete directory or none."""
+"""Writes checkpoints in safetensors files; readers see a complete directory or none."""
 
 import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.layout import Layout
-from jaxspec.checkpoints.tensor_files import cast
+from jaxspec.checkpoints.tensor_files import SAFETENSORS_DTYPES, cast
 
-SHARD_BYTES = 1 << 30
-"""A shard holds as many tensors as fit in this, and at least one. It is in memory while it is written."""
-ATTEMPTS = 50
-"""To remove a directory, 0.1 s apart."""
+SHARD_BYTES = 512 << 20
+"""A shard holds as many tensors as fit in this, and at least one. Two are in memory: one being written, the next being made."""
+ALIGNMENT = 64
+"""JAX on a CPU takes an array that begins at a multiple of it as it is mapped, and copies others."""
+NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+LENGTH = 8
+"""Bytes of the header's length, with which a file begins."""
 
 
 def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]:
@@ -49,8 +51,7 @@ def write_checkpoint(
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
-        ready = ((name, np.ascontiguousarray(cast(tensor, dtype))) for name, tensor in tensors)
-        _write_shards(fresh, ready, math.inf if one_file else SHARD_BYTES)
+        write_tensors(fresh, ((name, cast(tensor, dtype)) for name, tensor in tensors), math.inf if one_file else SHARD_BYTES)
         for file in copy:
             (shutil.copytree if file.is_dir() else shutil.copy)(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -74,17 +75,7 @@ def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(final, ignore_errors=True)
         os.rename(fresh, final)
     finally:
-        remove_directory(fresh)
-
-
-def remove_directory(directory: Path) -> None:
-    """Removes a directory if it exists. Retries for some seconds: after a failed write, other writes of orbax continue and may
-    still add files."""
-    for _ in range(ATTEMPTS):
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            return
-        time.sleep(0.1)
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def synchronize(directory: Path) -> None:
@@ -97,28 +88,19 @@ def synchronize(directory: Path) -> None:
             os.close(handle)
 
 
-def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> None:
-    """One model.safetensors, or several files and their index."""
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> None:
+    """One model.safetensors, or several files and their index. While a file is written the tensors of the next are taken."""
     files: list[list[str]] = []
-    shard: dict[str, np.ndarray] = {}
-
-    def end_shard() -> None:
-        path = directory / f"{len(files)}.safetensors"
-        try:
-            save_file(shard, path, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{path} can't be written: {error}") from None
-        path.chmod(0o644)  # save_file makes it private
-        files.append(list(shard))
-        shard.clear()
-
     total = 0
-    for name, tensor in tensors:
-        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > shard_bytes:
-            end_shard()
-        shard[name] = tensor
-        total += tensor.nbytes
-    end_shard()
+    with ThreadPoolExecutor(1) as pool:
+        shards = _shards(tensors, shard_bytes)
+        coming = pool.submit(next, shards, None)
+        while (shard := coming.result()) is not None:
+            coming = pool.submit(next, shards, None)
+            _write_file(directory / f"{len(files)}.safetensors", shard)
+            files.append(list(shard))
+            total += sum(tensor.nbytes for tensor in shard.values())
+            del shard  # else it stays while the one after the next is made
     if len(files) == 1:
         (directory / "0.safetensors").rename(directory / "model.safetensors")
         return
@@ -129,3 +111,35 @@ def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sh
         index |= dict.fromkeys(names, file)
     contents = {"metadata": {"total_size": total}, "weight_map": index}
     (directory / "model.safetensors.index.json").write_text(json.dumps(contents, indent=2) + "\n")
+
+
+def _shards(tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> Iterator[dict[str, np.ndarray]]:
+    """The tensors of each file."""
+    shard: dict[str, np.ndarray] = {}
+    for name, tensor in tensors:
+        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = np.ascontiguousarray(tensor).reshape(tensor.shape)
+        del tensor
+    yield shard
+
+
+def _write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A .safetensors file, its values at multiples of ALIGNMENT where sizes allow it, which the library's files are not."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    names = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)  # the format has no gaps: odd sizes come last
+    start = 0
+    for name in names:
+        end = start + tensors[name].nbytes
+        header[name] = {"dtype": NAMES[tensors[name].dtype], "shape": tensors[name].shape, "data_offsets": (start, end)}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + LENGTH) % ALIGNMENT)
+    try:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(LENGTH, "little") + text)
+            for name in names:
+                file.write(tensors[name].reshape(-1).view(np.uint8))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -18,7 +18,7 @@ from jaxspec.version import DISTRIBUTION, own_version
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "jax", "jaxlib", "flax", "orbax-checkpoint", "transformers", "tokenizers", "safetensors", "numpy", "ml-dtypes", "fastapi",
+    "jax", "jaxlib", "flax", "transformers", "tokenizers", "safetensors", "numpy", "ml-dtypes", "fastapi",
     "uvicorn", "jinja2", "optax", "torch",
 )  # fmt: skip
 PLUGINS = re.compile(r"jax-(cuda|rocm|metal|.*-plugin|.*-pjrt)|libtpu|nvidia-|triton")

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
-from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
-from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
+from jaxspec.checkpoints.parameter_store import load_parameters, parameter_name
+from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint, write_tensors
 from jaxspec.host_memory import available_memory
 from jaxspec.models.block import BlockConfig, BlockHead
 from jaxspec.models.head import DraftHead, HeadConfig
@@ -199,12 +200,12 @@ class Trainer:
         place = self.work / CHECKPOINTS / f"{self.step:08}"
         if place.exists():
             return
+        arrays = flatten_dict(jax.device_get({"params": self.params, "state": _numbered(self.state)}))
         try:
-            with ParameterWriter(place) as writer:
-                writer.add({"params": jax.device_get(self.params), "state": _numbered(jax.device_get(self.state))})
-        except (ValueError, OSError) as error:  # TensorStore's messages end with the system's error
-            reason = str(error).rpartition(": ")[2] if isinstance(error, ValueError) else error.strerror
-            raise ValueError(f"the checkpoint {place} can't be written ({reason}); earlier ones stay") from None
+            with fresh_directory(place) as fresh:
+                write_tensors(fresh, ((parameter_name(keys), array) for keys, array in arrays.items()), math.inf)
+        except OSError as error:
+            raise ValueError(f"the checkpoint {place} can't be written ({error.strerror}); earlier ones stay") from None
         for old in checkpoints_of(self.work)[:-KEPT]:
             shutil.rmtree(old)
 
