@@ -182,7 +182,7 @@ class Merged(Drafter):
             feature_size=readers[0].feature_size if readers else 0,
             lags=any(each.lags for each in self.sources),
             first_slot=min(each.first_slot for each in self.sources),
-            max_topk=max(each.max_topk for each in self.sources),
+            max_topk=min(each.max_topk for each in self.sources if not each.from_text),
             max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
             limits_head=len({each.from_text for each in self.sources}) == 2,
             max_head_steps=min((each.max_steps for each in self.sources if each.max_steps is not None), default=None),

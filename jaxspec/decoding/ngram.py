@@ -121,7 +121,7 @@ class NgramDrafter(Drafter):
 
 @jax.named_scope("find")
 def find(text: Int[Array, "b t"], root: Int[Array, " b"], longest: int, count: int) -> Places:
-    """The `count` best places before the root where the last tokens, up to it, stood before.
+    """The `count` best places (fewer in a shorter text) before the root where the last tokens, up to it, stood before.
 
     In:  text [[1, 2, 3, 9, 2, 3, 5, 2, 3, 0]], root [8], longest 3, count 2
     Out: last [[5, 2]], match [[2, 2]]: "2 3" ends at 5 and at 2
@@ -138,7 +138,7 @@ def find(text: Int[Array, "b t"], root: Int[Array, " b"], longest: int, count: i
         is_equal = is_equal & (before == own) & (place >= 0)[:, None]
         match = match + is_equal
     # Whole numbers up to 2^24 are exact in float32: contexts of a million tokens.
-    best, last = top((match * length + positions).astype(jnp.float32), count)
+    best, last = top((match * length + positions).astype(jnp.float32), min(count, length))
     return Places(last.astype(jnp.int32), best.astype(jnp.int32) // length)
 
 

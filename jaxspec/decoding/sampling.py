@@ -140,12 +140,13 @@ def choose_by_threshold(
     tried = jnp.cumsum(of_child, -1)  # children come in flat order: the head's likeliest first
     taken = is_child & (of_child > 0)
     taken &= (uniforms(positions, settings)[:, :, None] < tried / thresholds.acc) | (of_child >= thresholds.single)
-    first = jnp.argmax(taken, -1)
-
     batch, node = jnp.arange(tree.tokens.shape[0])[:, None, None], jnp.arange(nodes)[None, :, None]
     rest = filtered.at[batch, node, tree.tokens[:, None]].add(jnp.where(is_child, -jnp.inf, 0.0))
     sampled = draw(rest, jnp.ones_like(settings.temperature), settings.seed, positions)
-    drawn = jnp.where(jnp.any(taken, -1), jnp.take_along_axis(tree.tokens, first, 1), sampled)
+    # Children that are all of the distribution may add up to less than 1 by rounding: then the last is taken.
+    is_last = (jnp.arange(nodes) == nodes - 1 - jnp.argmax(of_child[:, :, ::-1] > 0, -1)[..., None]) & (of_child > 0)
+    taken |= is_last & jnp.all(jnp.isneginf(rest), -1, keepdims=True)
+    drawn = jnp.where(jnp.any(taken, -1), jnp.take_along_axis(tree.tokens, jnp.argmax(taken, -1), 1), sampled)
     return jnp.where(settings.temperature[:, None] > 0, drawn, greedy(logits))
 
 

@@ -5,6 +5,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cutoff.bisection import Row, counting, ordered_bits, search
 
+AT_ONCE = 16
+"""Parts of a row that `sum_in_order` adds in one step."""
+
 
 def reference_cutoff(
     logits: Float[Array, "*rows v"],
@@ -28,5 +31,13 @@ def whole_row(logits: Array, most: Array | None, total: Array | None, inverse_te
     if most is None:
         most = jnp.max(logits, -1)
     if total is None:
-        total = jnp.sum(jnp.exp((logits - most[..., None]) * inverse_temperature[..., None]), -1)
+        total = sum_in_order(jnp.exp((logits - most[..., None]) * inverse_temperature[..., None]))
     return Row(*(each[..., None] for each in (most, total, inverse_temperature, *limits)))
+
+
+def sum_in_order(values: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
+    """The sum of each row, with the same bits however many rows there are: XLA's own order depends on that."""
+    while (size := values.shape[-1]) > 1:
+        values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -size % AT_ONCE)])
+        values = sum(jnp.split(values, AT_ONCE, -1), jnp.zeros((), values.dtype))
+    return values[..., 0]

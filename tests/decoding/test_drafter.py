@@ -25,10 +25,10 @@ def test_drafters_that_read_different_features_are_refused():
         Merged((HeadDrafter.of(random_head(TARGET.config)), HeadDrafter.of(random_eagle(TARGET.config))))
 
 
-def test_a_tree_that_is_wider_than_the_drafter_is_refused():
-    narrow = type("Narrow", (NoDrafter,), {"max_topk": 1})()
-    with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens"):
-        tiny_engine(TREE, target=TARGET, head=narrow)
+@pytest.mark.parametrize("ngram", [False, True])
+def test_a_tree_that_is_wider_than_the_head_is_refused(ngram):
+    with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens that the head drafts among"):
+        tiny_engine(TREE, target=TARGET, head=random_head(TARGET.config, draft_vocab_size=1), ngram=ngram)
 
 
 # Merging

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sampling import NODES_AT_ONCE, Thresholds, choose, choose_by_threshold, logprobs_if, logprobs_of
+from jaxspec.decoding.sampling import NODES_AT_ONCE, Thresholds, choose, choose_by_threshold, logprobs_if, logprobs_of, uniforms
 from jaxspec.decoding.settings import (
     MAX_STOP_TOKENS,
     SamplingKind,
@@ -218,3 +218,17 @@ def test_a_draft_that_is_there_several_times_is_tried_once():
 
     first, again, others = (drawn(jnp.array(children)) for children in ([3, 3, 3, 5], [3, 5, 5, 5], [5, 5, 5, 5]))
     assert (first == again).all() and (first != others).any()
+
+
+def test_where_the_children_are_all_of_the_distribution_one_of_them_is_taken():
+    """Rounded probabilities may add up to less than 1: a number beyond them must not give a token that the filter drops."""
+    count, settings = 4000, settings_of([SamplingParams(temperature=1.0, top_k=4, seed=20)], VOCAB)
+    rng, children = np.random.default_rng(0), np.array([3, 9, 5, 12])
+    near_one = jnp.full((1, 5), 22_227)
+    assert uniforms(near_one, settings)[0, 0] > 0.9999998
+    tokens, parents = jnp.array([[7, *children]]), jnp.array([[-1, 0, 0, 0, 0]])
+    tree = Tree(tokens, parents, parents + 1, ancestor_mask(parents, 1))
+    taken = jax.jit(lambda logits: choose_by_threshold(logits, near_one, settings, tree, Thresholds(0.95, 1.0))[0, 0])
+    logits = np.zeros((count, VOCAB), np.float32)
+    logits[:, children] = rng.normal(10, 1, (count, 4))
+    assert {int(taken(jnp.broadcast_to(jnp.array(row), (1, 5, VOCAB)))) for row in logits} == {12}

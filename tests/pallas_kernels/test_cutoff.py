@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from pallas_kernels.cutoff.api import IMPLEMENTATIONS, Cutoff, cutoff
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, largest, ordered_bits
+from pallas_kernels.cutoff.reference import sum_in_order
 from tests.sets import variants
 
 RUNNABLE = IMPLEMENTATIONS | {"pallas_triton": partial(IMPLEMENTATIONS["pallas_triton"], interpret=True)}
@@ -44,7 +45,7 @@ def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
 def arguments(rng: np.random.Generator, rows: int, vocab_size: int) -> list[np.ndarray]:
     logits = np.stack([random_row(rng, vocab_size) for _ in range(rows)])
     most, inverse_temperature = logits.max(-1), rng.uniform(0.5, 2, rows).astype(np.float32)
-    total = np.asarray(jnp.sum(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None]), -1))
+    total = np.asarray(sum_in_order(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None])))
     top_k = rng.choice([1, 2, 7, 40, vocab_size // 2 + 1, vocab_size, 2**31 - 1], rows).astype(np.int32)
     top_p = np.where(rng.random(rows) < 0.5, rng.choice([1, 1 - 2**-24, 0.95, 1e-9], rows), rng.random(rows)).astype(np.float32)
     min_p = rng.choice([0, 0, 0, 1e-4, 0.05, 1], rows).astype(np.float32)
@@ -102,6 +103,18 @@ def test_the_kept_tokens_are_those_of_the_definition(implementation, given, voca
         assert ((fewer <= kept) & (kept <= more)).all(), seed
     print(f"{different} of {rows} rows are different")
     assert different <= (-(-rows // 100) if implementation == "pallas_triton" else 0)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_a_row_is_cut_alike_however_many_rows_there_are(implementation):
+    """Also of small vocabularies, where XLA sums several rows in another order than one."""
+    rng, count = np.random.default_rng(0), 8
+    for _ in range(20):
+        logits, one = rng.normal(0, 3, (count, 1500)).astype(np.float32), np.ones(count, np.float32)
+        rows = (logits, one, one, one, np.full(count, 1500), 0.999999 * one, 0 * one)
+        together = found(implementation, *rows, given=False)
+        alone = [found(implementation, *(each[row : row + 1] for each in rows), given=False) for row in range(count)]
+        assert (together == jnp.concatenate(alone)).all()
 
 
 @pytest.mark.variants
