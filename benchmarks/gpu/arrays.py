@@ -264,9 +264,7 @@ def cut(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
     count, vocab_size = batch * rows, lab.size.target.vocab_size
     logits, row = random_array(1, (count, vocab_size), jnp.float32, 2.0), np.arange(count)
     logits = jnp.where((row % 2 == 1)[:, None], jnp.round(logits * 8) / 8, logits)
-    most = jnp.max(logits, -1)
     inverse_temperature = jnp.asarray(1 / (1 + row % 3 / 4), jnp.float32)
-    total = jnp.sum(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None]), -1)
     top_k = jnp.asarray(np.where(row % 4 == 3, 50, vocab_size), jnp.int32)
     top_p, min_p = (jnp.asarray(choices, jnp.float32)[row % 3] for choices in ((0.9, 0.5, 1.0), (0.0, 0.0, 0.02)))
-    return logits, most, total, inverse_temperature, top_k, top_p, min_p
+    return logits, inverse_temperature, top_k, top_p, min_p

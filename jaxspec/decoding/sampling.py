@@ -89,7 +89,7 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     pairs = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
     limits = (jnp.where(is_sampled, given, neutral)[:, None] for given, neutral in pairs)  # of greedy requests: none
     of_rows = (jnp.broadcast_to(each, logits.shape[:-1]) for each in (1 / divisor(settings)[..., 0], *limits))
-    kept = cutoff(logits, None, None, *of_rows, rough=rough).keeps(logits)
+    kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.cutoff.bisection import ordered_bits
+from pallas_kernels.cutoff.bisection import Limits, ordered_bits
 from pallas_kernels.cutoff.cpu import cpu_cutoff
 from pallas_kernels.cutoff.pallas_triton import pallas_triton_cutoff
 from pallas_kernels.cutoff.reference import reference_cutoff
@@ -33,8 +33,6 @@ class Cutoff(NamedTuple):
 
 def cutoff(
     logits: Float[Array, "*rows v"],
-    most: Float[Array, "*rows"] | None,
-    total: Float[Array, "*rows"] | None,
     inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
@@ -47,16 +45,16 @@ def cutoff(
     probability of the likeliest token, which is always kept.
 
     A token's probability is exp((logit - most) * inverse_temperature) / total, rounded to a multiple of 2^-30: sums are exact and
-    do not depend on the order. `most` is the row's largest logit, and `total` makes the sum 1; what is None is computed here, on a
-    GPU in the same launches, where the order of the sum is another: its last bits may differ. `rough`: searches with 8 passes
-    instead of 34 or more, but also keeps tokens up to an eighth of a nat below the cut-off.
+    do not depend on the order. `most` is the row's largest logit, and `total` makes the sum 1: its last bits differ between
+    implementations, but not with the number of rows. `rough`: searches with 8 passes instead of 34 or more, but also keeps tokens
+    up to an eighth of a nat below the cut-off.
     `implementation`: a name from IMPLEMENTATIONS; None picks what suits the platform.
 
-    In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, inverse_temperature 1, top_k 4, top_p 0.9, min_p 0
+    In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; inverse_temperature 1, top_k 4, top_p 0.9, min_p 0
     Out: three are kept: 0.8 are before the third, and 0.95 before the fourth
 
     Raises:
         ValueError: the name of the implementation is unknown.
     """
-    rows = (logits, most, total, inverse_temperature, top_k, top_p, min_p)
-    return Cutoff(*call("cutoff", IMPLEMENTATIONS, implementation, rows, rough=rough))
+    limits = Limits(inverse_temperature, top_k, top_p, min_p)
+    return Cutoff(*call("cutoff", IMPLEMENTATIONS, implementation, (logits, limits), rough=rough))

@@ -17,11 +17,22 @@ ROUGH_BITS, STEPS_PER_NAT = 8, 8
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
+class Limits(NamedTuple):
+    """What a caller says of each row, see `api.cutoff`."""
+
+    inverse_temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+
+
 class Row(NamedTuple):
     """The numbers that belong to each row."""
 
     most: Array
+    """Its largest logit."""
     total: Array
+    """The sum of its weights."""
     inverse_temperature: Array
     top_k: Array
     top_p: Array
@@ -32,7 +43,11 @@ class Row(NamedTuple):
         return (self.probabilities(logits) * WHOLE + 0.5).astype(jnp.int32)
 
     def probabilities(self, logits: Array) -> Float[Array, "..."]:
-        return jnp.exp((logits - self.most) * self.inverse_temperature) / self.total
+        return self.weights(logits) / self.total
+
+    def weights(self, logits: Array) -> Float[Array, "..."]:
+        """Probabilities times the total."""
+        return jnp.exp((logits - self.most) * self.inverse_temperature)
 
     def drops(self, logit: Array, before: "Before") -> Bool[Array, "..."]:
         """Whether a token with this logit is dropped that has these before it. (No comparison holds for NaN.)"""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cutoff.bisection import LOWEST, Row, counting, ordered_bits, search
+from pallas_kernels.cutoff.bisection import LOWEST, Limits, counting, ordered_bits, search
 from pallas_kernels.cutoff.reference import reference_cutoff, whole_row
 
 BLOCK, BLOCKS = 16, 64
@@ -16,20 +16,12 @@ BLOCK, BLOCKS = 16, 64
 
 
 def cpu_cutoff(
-    logits: Float[Array, "*rows v"],
-    most: Float[Array, "*rows"] | None,
-    total: Float[Array, "*rows"] | None,
-    inverse_temperature: Float[Array, "*rows"],
-    top_k: Int[Array, "*rows"],
-    top_p: Float[Array, "*rows"],
-    min_p: Float[Array, "*rows"],
-    *,
-    rough: bool = False,
+    logits: Float[Array, "*rows v"], limits: Limits, *, rough: bool = False
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
     shape, vocab_size = logits.shape[:-1], logits.shape[-1]
     if vocab_size <= BLOCK * BLOCKS:
-        return reference_cutoff(logits, most, total, inverse_temperature, top_k, top_p, min_p, rough=rough)
-    row = whole_row(logits, most, total, inverse_temperature, top_k, top_p, min_p)
+        return reference_cutoff(logits, limits, rough=rough)
+    row = whole_row(logits, limits)
     count = -(-vocab_size // BLOCK)
     padded = jnp.pad(logits, [(0, 0)] * len(shape) + [(0, count * BLOCK - vocab_size)], constant_values=-jnp.inf)
     of_blocks = jnp.max(padded.reshape(*shape, BLOCK, count), -2)
@@ -42,19 +34,19 @@ def cpu_cutoff(
     is_among_them = row.drops(best_other, before(lambda found, _: found > LOWEST))
     keeps_all = (row.top_k >= vocab_size) & (row.top_p >= 1) & (row.min_p <= 0)
     found = jnp.where(keeps_all, LOWEST + 1, last), jnp.where(keeps_all, vocab_size, token)
-    return settled(logits, row, found, is_among_them | keeps_all, rough)
+    return settled(logits, limits, found, is_among_them | keeps_all, rough)
 
 
 def settled(
-    logits: Float[Array, "*rows v"], row: Row, found: tuple[Array, Array], is_sure: Array, rough: bool
+    logits: Float[Array, "*rows v"], limits: Limits, found: tuple[Array, Array], is_sure: Array, rough: bool
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
     """What was found [*rows, 1] where it is sure, and the reference's result elsewhere."""
     shape, flat = logits.shape[:-1], logits.reshape(-1, logits.shape[-1])
-    numbers, found, is_sure = jax.tree.map(lambda each: each.reshape(-1), (tuple(row), found, is_sure))
+    numbers, found, is_sure = jax.tree.map(lambda each: each.reshape(-1), (limits, found, is_sure))
 
     def settle(place: Int[Array, ""]) -> tuple[Array, Array]:
-        of_row = [each[place] for each in numbers]
-        surely, simply = (lambda: (found[0][place], found[1][place])), (lambda: reference_cutoff(flat[place], *of_row, rough=rough))
+        of_row = Limits(*(each[place] for each in numbers))
+        surely, simply = (lambda: (found[0][place], found[1][place])), (lambda: reference_cutoff(flat[place], of_row, rough=rough))
         return jax.lax.cond(is_sure[place], surely, simply)
 
     last, token = jax.lax.map(settle, jnp.arange(len(flat)))

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cutoff.bisection import HIGHEST, LOWEST, Before, Chosen, Row, float_of, ordered_bits, search
+from pallas_kernels.cutoff.bisection import HIGHEST, LOWEST, Before, Chosen, Limits, Row, float_of, ordered_bits, search
 
 PIECES = 16
 """A row is divided into at most so many pieces, each of which gives its largest logit."""
@@ -39,18 +39,9 @@ class Pieces(NamedTuple):
 
 @jax.named_scope("cutoff")
 def pallas_triton_cutoff(
-    logits: Float[Array, "*rows v"],
-    most: Float[Array, "*rows"] | None,
-    total: Float[Array, "*rows"] | None,
-    inverse_temperature: Float[Array, "*rows"],
-    top_k: Int[Array, "*rows"],
-    top_p: Float[Array, "*rows"],
-    min_p: Float[Array, "*rows"],
-    *,
-    rough: bool = False,
-    interpret: bool = False,
+    logits: Float[Array, "*rows v"], limits: Limits, *, rough: bool = False, interpret: bool = False
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
-    shape, vocab_size = inverse_temperature.shape, logits.shape[-1]
+    shape, vocab_size = logits.shape[:-1], logits.shape[-1]
     logits = logits.reshape(-1, vocab_size)
     rows, size = len(logits), pl.next_power_of_2(pl.cdiv(vocab_size, PIECES))
     pieces, counts = pl.cdiv(vocab_size, size), pl.cdiv(vocab_size, COUNTED)
@@ -66,11 +57,10 @@ def pallas_triton_cutoff(
             name=name,
         )(logits, *arguments)
 
-    numbers = [None if each is None else each.reshape(-1) for each in (most, total, inverse_temperature, top_k, top_p, min_p)]
-    _, _, inverse, *_ = numbers
+    limits = Limits(*(each.reshape(-1) for each in limits))
+    inverse = limits.inverse_temperature
     parts = Pieces(*launch("cutoff_pieces", partial(_sum_piece, size), pieces, [(pieces,)] * 2, jnp.float32, WARPS, inverse))
-    given = parts, numbers
-    counted = launch("cutoff_count", _count, counts, [(counts, SAMPLES)] * 2, jnp.int32, COUNTING_WARPS, *given)
+    counted = launch("cutoff_count", _count, counts, [(counts, SAMPLES)] * 2, jnp.int32, COUNTING_WARPS, parts, limits)
     copies = pl.cdiv(vocab_size, 3 * FEW) * FEW  # as much memory as the logits
     last, token, _ = launch(
         "cutoff_search",
@@ -79,7 +69,8 @@ def pallas_triton_cutoff(
         [(), (), (3, copies)],
         jnp.int32,
         WARPS,
-        *given,
+        parts,
+        limits,
         counted,
     )
     return last.reshape(shape), token.reshape(shape)
@@ -96,18 +87,15 @@ def _sum_piece(size: int, logits_ref, inverse_ref, most_ref, total_ref):
     total_ref[place, piece] = jnp.sum(jnp.exp(lowered * inverse_ref[place]))
 
 
-def _row(place, pieces: Pieces, numbers) -> Row:
-    """The numbers of one row; its largest logit and its total come from its pieces if they are not given."""
-    rest: list[Any]
-    most, total, *rest = (None if number is None else number[place] for number in numbers)
+def _row(place, pieces: Pieces, limits: Limits) -> Row:
+    """The numbers of one row; its largest logit and its total come from its pieces."""
     ids = jnp.arange(pl.next_power_of_2(pieces.most.shape[1]), dtype=jnp.int32)
     mask = ids < pieces.most.shape[1]
     peaks = pltriton.load(pieces.most.at[place, ids], mask=mask, other=-jnp.inf)
-    most = jnp.max(peaks) if most is None else most
-    if total is None:
-        sums = pltriton.load(pieces.total.at[place, ids], mask=mask, other=0.0)
-        total = jnp.sum(jnp.where(peaks == -jnp.inf, 0.0, sums * jnp.exp((peaks - most) * rest[0])))
-    return Row(most, total, *rest)
+    most = jnp.max(peaks)
+    row = Row(most, most, *(each[place] for each in limits))
+    sums = pltriton.load(pieces.total.at[place, ids], mask=mask, other=0.0)
+    return row._replace(total=jnp.sum(jnp.where(peaks == -jnp.inf, 0.0, sums * row.weights(peaks))))
 
 
 def _samples(place, logits_ref, pieces: Pieces) -> Int[Array, " samples"]:
@@ -117,10 +105,10 @@ def _samples(place, logits_ref, pieces: Pieces) -> Int[Array, " samples"]:
     return ordered_bits(jnp.where(ids == 0, jnp.min(peaks), pltriton.load(logits_ref.at[place, ids * (vocab_size // SAMPLES)])))
 
 
-def _count(logits_ref, pieces: Pieces, numbers, number_ref, share_ref):
+def _count(logits_ref, pieces: Pieces, limits: Limits, number_ref, share_ref):
     """The second launch: the number and the shares of some tokens of a row that are above each of the samples."""
     place, part, vocab_size = pl.program_id(0), pl.program_id(1), logits_ref.shape[1]
-    row, samples = _row(place, pieces, numbers), _samples(place, logits_ref, pieces)
+    row, samples = _row(place, pieces, limits), _samples(place, logits_ref, pieces)
 
     def add_tile(tile, sums: Before) -> Before:
         ids = part * COUNTED + tile * TILE + jnp.arange(TILE, dtype=jnp.int32)
@@ -134,10 +122,10 @@ def _count(logits_ref, pieces: Pieces, numbers, number_ref, share_ref):
     share_ref[place, part] = jnp.sum(sums.share, 1, dtype=jnp.int32)
 
 
-def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, numbers, counted, last_ref, token_ref, copies_ref):
+def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, limits: Limits, counted, last_ref, token_ref, copies_ref):
     """The third launch, a thread block per row: copies the tokens of the range that holds the cut-off, and searches these."""
     place, vocab_size, room = pl.program_id(0), logits_ref.shape[1], copies_ref.shape[2] - 1  # the last is spare
-    row, samples = _row(place, pieces, numbers), _samples(place, logits_ref, pieces)
+    row, samples = _row(place, pieces, limits), _samples(place, logits_ref, pieces)
     sums = Before(*(_sum_parts(each_ref, place) for each_ref in counted))
     dropped = row.drops(float_of(samples), sums)
     lowest, highest = jnp.max(jnp.where(dropped, samples, LOWEST)), jnp.min(jnp.where(dropped, HIGHEST, samples))

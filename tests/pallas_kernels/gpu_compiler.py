@@ -88,11 +88,10 @@ def triton_kernels() -> Iterator[Kernel]:
         for k in (HIDDEN, INTERMEDIATE):
             product = Product(shape(1, rows, k), Dense(shape(k, HIDDEN)))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
-    for rows, rough, given in ((8, False, False), (256, False, True), (4, True, False)):
+    for rows, rough in ((8, False), (256, False), (4, True)):
         cut = partial(cutoff, rough=rough, implementation="pallas_triton")
-        most_and_total = [shape(rows, dtype=jnp.float32) if given else None] * 2
         limits = [shape(rows, dtype=kind) for kind in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)]
-        shapes = (shape(rows, 128256, dtype=jnp.float32), *most_and_total, *limits)
+        shapes = (shape(rows, 128256, dtype=jnp.float32), *limits)
         yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, shapes)
     yield from skinny_kernels()
     yield from packed_kernels()

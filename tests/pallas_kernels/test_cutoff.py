@@ -9,7 +9,7 @@ import pytest
 from jaxtyping import Array
 
 from pallas_kernels.cutoff.api import IMPLEMENTATIONS, Cutoff, cutoff
-from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, largest, ordered_bits
+from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, Limits, float_of, largest, ordered_bits
 from pallas_kernels.cutoff.reference import sum_in_order
 from tests.sets import variants
 
@@ -44,19 +44,20 @@ def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
 
 def arguments(rng: np.random.Generator, rows: int, vocab_size: int) -> list[np.ndarray]:
     logits = np.stack([random_row(rng, vocab_size) for _ in range(rows)])
-    most, inverse_temperature = logits.max(-1), rng.uniform(0.5, 2, rows).astype(np.float32)
-    total = np.asarray(sum_in_order(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None])))
+    inverse_temperature = rng.uniform(0.5, 2, rows).astype(np.float32)
     top_k = rng.choice([1, 2, 7, 40, vocab_size // 2 + 1, vocab_size, 2**31 - 1], rows).astype(np.int32)
     top_p = np.where(rng.random(rows) < 0.5, rng.choice([1, 1 - 2**-24, 0.95, 1e-9], rows), rng.random(rows)).astype(np.float32)
     min_p = rng.choice([0, 0, 0, 1e-4, 0.05, 1], rows).astype(np.float32)
-    return [logits, most, total, inverse_temperature, top_k, top_p, min_p]
+    return [logits, inverse_temperature, top_k, top_p, min_p]
 
 
 def kept_tokens(logits: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
     """From each row's sorted tokens and the sums before each: [rows, v] bool."""
-    most, total, inverse_temperature, top_k, top_p, min_p = (number[:, None] for number in numbers)
+    inverse_temperature, top_k, top_p, min_p = (number[:, None] for number in numbers)
     order = np.argsort(-logits, -1, kind="stable")
-    likely = np.take_along_axis(np.asarray(jnp.exp((logits - most) * inverse_temperature) / total), order, -1)
+    weights = jnp.exp((logits - logits.max(-1, keepdims=True)) * inverse_temperature)
+    total = np.asarray(sum_in_order(weights))[:, None]
+    likely = np.take_along_axis(np.asarray(weights / total), order, -1)
     shares = (likely * np.float32(WHOLE) + np.float32(0.5)).astype(np.int64)
     before = (np.cumsum(shares, -1) - shares).astype(np.float32)
     kept = (np.arange(logits.shape[-1]) < top_k) & ((before < top_p * np.float32(WHOLE)) | (top_p >= 1))
@@ -65,11 +66,10 @@ def kept_tokens(logits: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
     return np.take_along_axis(kept, np.argsort(order, -1), -1)
 
 
-@partial(jax.jit, static_argnames=("implementation", "given", "rough"))
-def found(implementation: str, logits: Array, most: Array, total: Array, *others: Array, given: bool = True, rough: bool = False):
-    """Which tokens are kept. `given`: the largest logit and the total are not left to the implementation."""
-    first = (most, total) if given else (None, None)
-    return Cutoff(*RUNNABLE[implementation](logits, *first, *others, rough=rough)).keeps(logits)
+@partial(jax.jit, static_argnames=("implementation", "rough"))
+def found(implementation: str, logits: Array, *limits: Array, rough: bool = False):
+    """Which tokens are kept."""
+    return Cutoff(*RUNNABLE[implementation](logits, Limits(*limits), rough=rough)).keeps(logits)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,8 @@ def found(implementation: str, logits: Array, most: Array, total: Array, *others
         ),
     ],
 )
-@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("implementation", RUNNABLE)
-def test_the_kept_tokens_are_those_of_the_definition(implementation, given, vocab_size, rows):
+def test_the_kept_tokens_are_those_of_the_definition(implementation, vocab_size, rows):
     """9000 tokens are several blocks of each launch; of rows that are all equal the kernel copies none. On a CPU they are more than
     the candidates, among which the cut-off of some rows is not.
 
@@ -95,7 +94,7 @@ def test_the_kept_tokens_are_those_of_the_definition(implementation, given, voca
     different = 0
     for seed, first in enumerate(range(0, rows, 100)):
         arrays = arguments(np.random.default_rng(seed), min(rows - first, 100), vocab_size)
-        kept = np.asarray(found(implementation, *arrays, given=given))
+        kept = np.asarray(found(implementation, *arrays))
         different += (kept != kept_tokens(*arrays)).any(-1).sum()
         *others, top_p, min_p = arrays
         fewer = kept_tokens(*others, np.where(top_p < 1, top_p - ROUNDING, top_p), min_p * (1 + ROUNDING))
@@ -111,9 +110,9 @@ def test_a_row_is_cut_alike_however_many_rows_there_are(implementation):
     rng, count = np.random.default_rng(0), 8
     for _ in range(20):
         logits, one = rng.normal(0, 3, (count, 1500)).astype(np.float32), np.ones(count, np.float32)
-        rows = (logits, one, one, one, np.full(count, 1500), 0.999999 * one, 0 * one)
-        together = found(implementation, *rows, given=False)
-        alone = [found(implementation, *(each[row : row + 1] for each in rows), given=False) for row in range(count)]
+        rows = (logits, one, np.full(count, 1500), 0.999999 * one, 0 * one)
+        together = found(implementation, *rows)
+        alone = [found(implementation, *(each[row : row + 1] for each in rows)) for row in range(count)]
         assert (together == jnp.concatenate(alone)).all()
 
 
@@ -124,7 +123,7 @@ def test_a_rough_cut_keeps_a_little_more(implementation):
     exact, rough = (np.asarray(found(implementation, *given, rough=rough)) for rough in (False, True))
     assert (rough >= exact).all() and (rough > exact).any()
     lowest = np.min(given[0], -1, where=exact, initial=np.inf, keepdims=True)
-    assert (given[0] >= lowest - 1.001 / STEPS_PER_NAT / given[3][:, None])[rough & ~exact].all()
+    assert (given[0] >= lowest - 1.001 / STEPS_PER_NAT / given[1][:, None])[rough & ~exact].all()
 
 
 def test_kept_tokens_are_those_up_to_the_last():
@@ -135,7 +134,7 @@ def test_kept_tokens_are_those_up_to_the_last():
 def test_the_docstrings_example():
     likely = jnp.array([0.5, 0.3, 0.15, 0.05])
     one = jnp.ones(())
-    cut = cutoff(jnp.log(likely), jnp.log(likely[0]), 2 * one, one, jnp.array(4), 0.9 * one, 0 * one)
+    cut = cutoff(jnp.log(likely), one, jnp.array(4), 0.9 * one, 0 * one)
     assert cut.keeps(jnp.log(likely)).tolist() == [True, True, True, False]
 
 
@@ -154,4 +153,4 @@ def test_largest_finds_every_number(limit):
 def test_unknown_implementations_are_named():
     row = jnp.ones(())
     with pytest.raises(ValueError, match="unknown cutoff implementation 'sort'"):
-        cutoff(jnp.ones(2), row, row, row, jnp.array(1), row, row, implementation="sort")
+        cutoff(jnp.ones(2), row, jnp.array(1), row, row, implementation="sort")
