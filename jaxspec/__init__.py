@@ -7,23 +7,25 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from jaxspec.config import EngineConfig, TreeShape
-from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.sampling_params import SamplingParams
-
 if TYPE_CHECKING:
     from jaxspec.async_llm import AsyncLLM
+    from jaxspec.config import EngineConfig, TreeShape
+    from jaxspec.engine.request import GenerationOutput, Update
     from jaxspec.llm import LLM
+    from jaxspec.sampling_params import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "TreeShape", "Update"]
 
-_LOAD_JAX = {"LLM": "jaxspec.llm", "AsyncLLM": "jaxspec.async_llm"}
-"""Imported at first use, since they load JAX and transformers; configuration alone does not."""
+_MODULES = {
+    "LLM": "llm", "AsyncLLM": "async_llm", "EngineConfig": "config", "TreeShape": "config",
+    "GenerationOutput": "engine.request", "Update": "engine.request", "SamplingParams": "sampling_params",
+}  # fmt: skip
+"""Imported at first use: some load JAX and transformers, and processes that import one small module load none of them."""
 
 
 def __getattr__(name: str):
-    if name in _LOAD_JAX:
-        return getattr(import_module(_LOAD_JAX[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(f"jaxspec.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
 
 

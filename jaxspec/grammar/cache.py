@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
+from jaxspec.child_process import ChildProcess
 from jaxspec.grammar import compiling
 from jaxspec.grammar.compiling import VocabularySource, compiled
 from jaxspec.grammar.matcher import Bans, Grammar, Matcher
 from jaxspec.grammar.trees import Masker
 from jaxspec.grammar.vocabulary import Vocabulary, source_of
-from jaxspec.text.chat_template import ChildProcess
 
 CACHE_BYTES = 64 * 2**20
 """Of compiled grammars. One of a usual schema takes about 0.1 MB."""

@@ -1,24 +1,24 @@
 """Compiling grammars with llguidance, within limits. What has not been compiled before is tried first in a process that can be
 killed, which executes this same file: a hostile schema may take any time or memory, or overflow the stack.
 
-The file imports nothing of jaxspec, so that the process starts fast. It reads one JSON object per line from its standard input, a
+The file imports little of jaxspec, so that the process starts fast. It reads one JSON object per line from its standard input, a
 socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply is {"bytes"}, what the grammar takes of memory, or
 {"error"}.
 """
 
-import contextlib
 import json
 import os
 import re
 import resource
-import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import llguidance
+
+from jaxspec.child_process import answer
+from jaxspec.grammar.ebnf import as_lark, is_ebnf
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """A state takes 1 to 2 kB. The other limits are llguidance's own: a mask takes 20 ms at most."""
@@ -28,7 +28,6 @@ MAX_MEMORY = 2**30
 """Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
 MAX_STACK = 2**20
 """Bytes; the server's threads, which compile what was tried, have at least twice as many, however large its own stack may get."""
-ORPHAN_SECONDS = 20  # after which the process ends itself, in case its server is gone and can't stop it
 STATM = "/proc/self/statm"
 MAX_REASON = 190
 """Characters of an error, which may repeat parts of the grammar."""
@@ -144,6 +143,8 @@ def _unforced(grammar: str) -> str:
 def _grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         return _grammar_of_schema(json.loads(text))
+    if kind == "grammar":
+        return f"{as_lark(text) if is_ebnf(text) else text}\n{UNFORCED}"
     made, runs_on = llguidance.grammar_from(kind, text), may_run_on(kind, text)  # type: ignore[arg-type]
     if kind == "regex":
         return _unforced(made) if runs_on else made
@@ -234,6 +235,9 @@ class StructuralTagWriter:
                 [name] = _FORMATS[kind]
                 text = json.dumps(_object(form, name, place)) if kind == "json_schema" else _string(form, name, place)
                 self.parts.append(Part(f"{place}.{name}", kind, text))
+                if kind == "regex" and text and end:
+                    [*_, form] = json.loads(_grammar(kind, text))["grammars"]
+                    return self._up_to(end, form["lark_grammar"].removeprefix("start: "))
                 return f"@part{len(self.parts) - 1}{behind}"
             case "tag":
                 return self._rule(self._tag(form, place, _string(form, "begin", place), end))
@@ -289,9 +293,9 @@ class StructuralTagWriter:
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
 
-    def _up_to(self, end: str) -> str:
-        """Text up to the first occurrence of a string, which belongs to it."""
-        return self._rule(f"TEXT {_quoted(end)}", "[lazy]")
+    def _up_to(self, end: str, text: str = "TEXT") -> str:
+        """Text up to the first occurrence of a string that may end it, which belongs to it. Else a terminal takes all it can."""
+        return self._rule(f"{text} {_quoted(end)}", "[lazy]")
 
     @staticmethod
     def _named(part: Part, number: int) -> dict[str, Any]:
@@ -380,20 +384,9 @@ def _used_bytes() -> int:
 
 
 def main() -> None:
-    """Answers until the other end is closed, which also happens when the server ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for the server, which may still have requests
-    for kind, most in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_STACK, MAX_STACK), (resource.RLIMIT_CORE, 0)):
-        allowed = resource.getrlimit(kind)[1]
-        limit = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-        with contextlib.suppress(ValueError):  # macOS can't limit the address space; the limit of time remains
-            resource.setrlimit(kind, (limit, limit))
     trial = GrammarTrial()
-    with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as connection, connection.makefile("rb") as lines:
-        for line in lines:
-            signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process at any point
-            connection.sendall(json.dumps(trial.reply(json.loads(line))).encode() + b"\n")
-            signal.alarm(0)
+    limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_STACK: MAX_STACK, resource.RLIMIT_CORE: 0}
+    answer(lambda line: json.dumps(trial.reply(json.loads(line))).encode(), limits)
 
 
 if __name__ == "__main__":

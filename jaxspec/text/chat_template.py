@@ -2,7 +2,7 @@
 
 A chat template is a program that comes with a model. jinja2's sandbox keeps it away from the interpreter but doesn't bound its time
 or memory, and a thread can't be stopped. So it runs in a process with limits, which executes this same file. The file imports
-nothing of jaxspec or transformers, so that the process starts in a fifth of a second.
+little of jaxspec and no transformers, so that the process starts in a fifth of a second.
 
 The process reads one JSON object per line from its standard input, a socket. The first is {"template", "variables",
 "max_characters", "parts"}, and the reply {"names"} that the template or its parts read; each further one is {"variables"}, and the
@@ -14,11 +14,6 @@ import json
 import logging
 import queue
 import resource
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +26,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from jaxspec.child_process import ChildProcess, answer
+
 if TYPE_CHECKING:
     from jaxspec.text.tokenizer import Tokenizer
 
@@ -38,8 +35,6 @@ RENDER_SECONDS = 2.0
 """For one conversation; most take a millisecond."""
 START_SECONDS = 15.0
 """For a process to start and compile the template; usually a fifth of a second."""
-ORPHAN_SECONDS = 20
-"""CPU seconds after which a process ends itself, in case its server is gone and can't stop it."""
 MAX_CHARACTERS = 8 * 2**20
 """The longest rendered text; a million tokens are about half of this."""
 MAX_MEMORY = 512 * 2**20
@@ -164,7 +159,7 @@ class ChatTemplate:
         self.close()
 
     @contextlib.contextmanager
-    def _process(self) -> Iterator["ChildProcess"]:
+    def _process(self) -> Iterator[ChildProcess]:
         """A process for one conversation; a new one if the last has ended."""
         try:
             process = self._idle.get(timeout=self._seconds)
@@ -184,9 +179,9 @@ class ChatTemplate:
         finally:
             self._idle.put(process)
 
-    def _start(self) -> tuple["ChildProcess", list[str]]:
+    def _start(self) -> tuple[ChildProcess, list[str]]:
         """A process that has compiled the template, and the names that the template reads. Raises ValueError."""
-        process = ChildProcess()
+        process = ChildProcess(__file__)
         request = {"template": self.text, "variables": self._variables, "max_characters": self._max_characters}
         reply = self._ask(process, request | {"parts": self._parts}, START_SECONDS)
         if "error" in reply:
@@ -194,7 +189,7 @@ class ChatTemplate:
             raise ValueError(f"{self._source} is not a valid chat template: {reply['error']}")
         return process, reply["names"]
 
-    def _ask(self, process: "ChildProcess", request: Mapping[str, Any] | bytes, seconds: float) -> dict[str, Any]:
+    def _ask(self, process: ChildProcess, request: Mapping[str, Any] | bytes, seconds: float) -> dict[str, Any]:
         """The reply. Without one the process is ended, and the reply is an error."""
         try:
             return process.ask(request, seconds, 6 * self._max_characters + 2**20)  # a character has up to six bytes in JSON
@@ -222,42 +217,6 @@ def _template_file(directory: str) -> str:
     """The file that transformers took the template from, as far as we can know."""
     files = [Path(directory) / name for name in ("chat_template.jinja", "tokenizer_config.json")] if directory else []
     return next((str(file) for file in files if file.is_file()), "the tokenizer's chat template")
-
-
-class ChildProcess:
-    """A process that answers one request at a time, by running a file (this one, if none is given). When `ask` fails, close it."""
-
-    def __init__(self, file: str = __file__) -> None:
-        self._socket, other_end = socket.socketpair()
-        with other_end:
-            command = [sys.executable, "-P", file]  # -P: this folder is not on its path; Ctrl-C is for the server alone
-            self._process = subprocess.Popen(command, stdin=other_end.fileno(), stdout=subprocess.DEVNULL, process_group=0)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, request: Mapping[str, Any] | bytes, seconds: float, max_bytes: int) -> dict[str, Any]:
-        """The reply to a request, or its JSON. Raises TimeoutError, or ConnectionError: it ended or said more than max_bytes."""
-        deadline = time.monotonic() + seconds
-        self._socket.settimeout(seconds)
-        self._socket.sendall((request if isinstance(request, bytes) else json.dumps(request).encode()) + b"\n")
-        reply = bytearray()
-        while not reply.endswith(b"\n"):
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left)
-            part = self._socket.recv(2**20)
-            reply += part
-            if not part or len(reply) > max_bytes:
-                raise ConnectionError
-        return json.loads(reply)
-
-    def close(self) -> None:
-        """Ends the process, even in the middle of a conversation. May be repeated."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
 
 
 # Everything below runs in the process.
@@ -358,10 +317,9 @@ def raise_exception(message: str) -> None:
 
 
 def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
-    """The reply to the line, or {"error"}, as a line."""
-    signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process at any point
+    """The reply to the line, or {"error"}."""
     try:
-        return json.dumps(work(line), ensure_ascii=False).encode() + b"\n"
+        return json.dumps(work(line), ensure_ascii=False).encode()
     except TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
     except MemoryError:
@@ -370,30 +328,16 @@ def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
         reason = "the text is not valid Unicode"
     except Exception as error:
         reason = str(error) or type(error).__name__
-    finally:
-        signal.alarm(0)
-    return json.dumps({"error": reason[:MAX_ERROR]}).encode() + b"\n"
+    return json.dumps({"error": reason[:MAX_ERROR]}).encode()
 
 
-def limit_resources() -> None:
-    """Bounds memory. Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
-    limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
-    for kind, most in limits.items():
-        allowed = resource.getrlimit(kind)[1]
-        limit = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-        with contextlib.suppress(ValueError):  # macOS can't limit the address space; the limit of time remains
-            resource.setrlimit(kind, (limit, limit))
+LIMITS = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
+"""Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
 
 
 def main() -> None:
-    """Answers until the other end is closed, which also happens when the server ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for the server, which may still have requests
-    limit_resources()
     renderer = Renderer()
-    with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as connection, connection.makefile("rb") as lines:
-        for line in lines:
-            connection.sendall(attempt(renderer.reply, line))
+    answer(lambda line: attempt(renderer.reply, line), LIMITS)
 
 
 if __name__ == "__main__":

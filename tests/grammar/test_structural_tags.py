@@ -69,6 +69,7 @@ NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
         (inside(X, {**TAGGED, "content": ANY, "end": ""}), ["<a>x<f>y</a>"], ["<a>x</a>", "<a>x<f>y</a>y"]),
         (inside(X, TRIGGERED), ["<a>x</a>", "<a>xy<f>z</f>y</a>"], ["<a>x<f</a>", "<a>x</a>y"]),
         (inside({**TRIGGERED, "stop_after_first": True}), ["<a></a>", "<a>xy<f>z</f></a>"], ["<a>x<f>z</f>y</a>", "<a></a>y"]),
+        (inside({"type": "regex", "pattern": "x.*(</a>)?"}), ["<a>x</a>", "<a>xy</b></a>"], ["<a></a>", "<a>x</a>y", "<a>x\n</a>"]),
         (inside(ONCE), ['<a><f>{"a": 1}</f></a>'], ['<a><f>{"a": 1}</f>y</a>']),
     ],
     ids=lambda value: json.dumps(value)[:40],

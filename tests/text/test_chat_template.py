@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from jaxspec.child_process import ChildProcess
 from jaxspec.text import chat_template
 from jaxspec.text.chat_formats import CHAT_FORMATS
-from jaxspec.text.chat_template import PROCESSES, ChatTemplate, ChildProcess, RenderError
+from jaxspec.text.chat_template import PROCESSES, ChatTemplate, RenderError
 from jaxspec.text.tokenizer import load_tokenizer
 from jaxspec.text.tool_formats import takes_tools
 from tests.server.conftest import wait_until
@@ -328,7 +329,7 @@ def test_closing_ends_what_runs_and_may_be_repeated(alone: set[int]):
 def test_the_process_imports_next_to_nothing():
     code = f"import runpy, sys; runpy.run_path({WORKER!r}); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "jinja2" in modules and not {"jax", "numpy", "transformers", "jaxspec"} & set(modules)
+    assert "jinja2" in modules and not {"jax", "numpy", "transformers"} & set(modules)
 
 
 def test_its_limits_are_set(alone: set[int]):
@@ -353,8 +354,8 @@ def test_signals_for_the_server_are_not_for_the_process(alone: set[int]):
 
 KILLED_SERVER = """\
 import os, signal
-from jaxspec.text.chat_template import ChildProcess
-process = ChildProcess()
+from jaxspec.text import chat_template
+process = chat_template.ChildProcess(chat_template.__file__)
 process.ask({"template": "", "variables": {}, "max_characters": 9}, 20, 999)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -369,7 +370,7 @@ def test_it_ends_with_the_server():
 
 
 def test_an_alarm_ends_it_while_it_renders():
-    code = "from jaxspec.text import chat_template; chat_template.ORPHAN_SECONDS = 1; chat_template.main()"
+    code = "from jaxspec import child_process as it; it.ORPHAN_SECONDS = 1; from jaxspec.text.chat_template import main; main()"
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno())
@@ -393,7 +394,7 @@ def test_it_ends_silently_when_its_reader_is_gone():
 
 
 def test_an_answer_without_end_is_cut():
-    process = ChildProcess()
+    process = ChildProcess(WORKER)
     process.ask({"template": "{{ x }}{{ raise_exception(x) }}", "variables": {}, "max_characters": 2000}, 20, 9999)
     assert len(process.ask({"variables": {"x": "y" * 1500}}, 20, 9999)["error"]) == 1000
     process.ask({"template": "{{ x }}", "variables": {}, "max_characters": 2000}, 20, 9999)

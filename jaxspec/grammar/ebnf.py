@@ -1,0 +1,78 @@
+"""EBNF, as llama.cpp and xgrammar read it, written as Lark's, which llguidance reads.
+
+llguidance would do so itself, but makes terminals of rules that are made of characters only, and Lark's terminals take all
+they can: after `[0-9]+` no digit could follow. Here each character is a terminal of its own, so a grammar describes just what its
+rules say.
+"""
+
+import json
+import re
+
+MOST_CHARACTERS = 60_000
+"""In strings; llguidance ends at 65,525 symbols in all."""
+_RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
+_TOKEN = re.compile(
+    r"""(?:\s|\#[^\n]*)+
+    | (?P<rule>[\w-]+)\s*::=
+    | (?P<name>[\w-]+)
+    | "(?P<string>(?:[^"\\]|\\.)*)"
+    | \[(?P<negated>\^?)(?P<set>(?:[^\]\\]|\\.)*)\]
+    | (?P<sign>[()|*+?] | \{\s*\d+\s*(?:,\s*\d*\s*)?\})
+    | (?P<any>\.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_CHARACTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|.", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def is_ebnf(grammar: str) -> bool:
+    """Whether it has a rule of EBNF. Lark's have a single colon."""
+    return _RULE.search(grammar) is not None
+
+
+def as_lark(ebnf: str) -> str:
+    """The same rules in Lark's syntax, from `root`, which is its `start`. Raises ValueError, with the place."""
+    names, defined, written, characters, at = {"root": "start"}, set[str](), list[str](), 0, 0
+    while at < len(ebnf):
+        if (token := _TOKEN.match(ebnf, at)) is None:
+            raise ValueError(f"can't be read as EBNF at {ebnf[at : at + 30]!r} (line {ebnf.count('\n', 0, at) + 1})")
+        at, kind = token.end(), token.lastgroup
+        text = token[kind] if kind else ""
+        if kind == "rule" and text in defined:
+            raise ValueError(f"has two rules named {text:.80}")
+        match kind:
+            case "rule":
+                defined.add(text)
+                written.append(f"\n{names.setdefault(text, f'r{len(names)}')}:")
+            case "name":
+                written.append(names.setdefault(text, f"r{len(names)}"))
+            case "string":
+                every = [json.dumps(_character(found), ensure_ascii=False) for found in _CHARACTER.finditer(text)]
+                characters += len(every)
+                written.append(f"({' '.join(every) or '""'})".replace("\x7f", r"\x7f"))
+            case "set":
+                written.append(f"/[{token['negated']}{_CHARACTER.sub(_in_set, text)}]/")
+            case "any":
+                written.append(r"/(.|\n)/")
+            case "sign":
+                written.append("".join(text.split()))
+    if missing := names.keys() - defined:
+        raise ValueError(f"has no rule named {min(missing):.80}")
+    if characters > MOST_CHARACTERS:
+        raise ValueError(f"has {characters} characters in strings, and EBNF may have {MOST_CHARACTERS}: write it in Lark's syntax")
+    return " ".join(written)
+
+
+def _character(found: re.Match[str]) -> str:
+    """What one stands for, escaped or not. Raises ValueError."""
+    number, named = found[1] or found[2] or found[3], found[4]
+    if number:
+        return chr(int(number, 16))
+    if named is not None and named.isalnum() and named not in _ESCAPED:
+        raise ValueError(f"has the unknown escape {found[0]}")
+    return found[0] if named is None else _ESCAPED.get(named, named)
+
+
+def _in_set(found: re.Match[str]) -> str:
+    """As in a regular expression's set, in which only the dash of a range is none of the characters."""
+    return "-" if found[0] == "-" else f"\\x{{{ord(_character(found)):x}}}"
