@@ -77,12 +77,13 @@ class Detokenizer:
         return tuple(self.offsets[first : first + count]) if self.with_offsets else None
 
     def _add_run(self, tokens: Sequence[int]) -> bool:
-        """Adds the tokens at once, which is faster. Returns False and adds nothing if their text ends with half a character."""
+        """Adds the tokens at once, which is faster. Returns False and adds nothing if their text has half a character or invalid
+        bytes: how these are shown depends on the tokens that are decoded with them."""
         if not tokens:
             return True
         self._tokens += tokens
         new = self._new_text()
-        if new.endswith(_REPLACEMENT):
+        if _REPLACEMENT in new:
             del self._tokens[len(self._tokens) - len(tokens) :]
             return False
         self._show(new)

@@ -107,6 +107,19 @@ def test_a_special_token_can_be_a_stop_string(skipped):
             assert detokenizer.matched is None, "it comes before min_tokens"
 
 
+def test_invalid_bytes_are_the_same_however_tokens_come():
+    tokens = [260, *(1 + byte for byte in "🙂".encode() + b"\xf0"), 259, 260]
+    texts = set()
+    for size in (1, 5, 8):
+        detokenizer = Detokenizer(sentencepiece_tokenizer())
+        for start in range(0, 8, size):
+            detokenizer.add(tokens[start : start + size])
+        detokenizer.finish()
+        texts.add(detokenizer.text)
+    [text] = texts
+    assert "🙂" in text
+
+
 def test_half_a_character_at_the_end_of_the_prompt_stays_there():
     detokenizer = Detokenizer(TinyTokenizer(), prompt="a漢".encode()[:-1])
     for token in "漢".encode()[-1:] + b"b":
