@@ -226,7 +226,9 @@ def constraint_for(
                 return given
             body, field = _structure_of(given), given.field
         elif use is not None and use.strict:
-            body, field = use.format.structures.within_text(use.schemas, use.strict, only_one=use.only_one), "tools"
+            begin = reasoning.begin if reasoning is not None and thinking is Thinking.POSSIBLE else ""
+            within_text, field = use.format.structures.within_text, "tools"
+            body = within_text(use.schemas, use.strict, only_one=use.only_one, thinking=begin)
         else:
             return None
     except ValueError as error:

@@ -11,6 +11,7 @@ from jaxspec.sampling_params import MAX_GRAMMAR
 from jaxspec.text.answer_reader import MAX_NAME
 from jaxspec.text.tool_parsers import (
     END_TAG,
+    END_VALUE,
     PYTHON_TAG,
     TAG,
     Schema,
@@ -69,12 +70,16 @@ class Structures(NamedTuple):
         listed |= {"at_least_one": True, "stop_after_first": only_one}
         return listed if self.around is None else tag(self.around[0], listed, self.around[1])
 
-    def within_text(self, tools: Tools, strict: Collection[str], *, only_one: bool) -> Structure:
-        """Any text, and calls wherever one begins. Only those of `strict` tools fit the schemas, or raise ValueError."""
+    def within_text(self, tools: Tools, strict: Collection[str], *, only_one: bool, thinking: str = "") -> Structure:
+        """Any text, and calls wherever one begins. Only those of `strict` tools fit the schemas, or raise ValueError. `thinking`: a
+        tag that text does not begin with, as more than text would follow."""
         fixed = {name: self._call(name, tools[name], is_strict=True) for name in strict}
         calls = self._listed([fixed.get(name) or self.call(name, None) for name in tools], only_one)
         if self.opening is not None:
-            return either(calls, {"type": "regex", "pattern": rf"\s*([^\s{re.escape(self.opening)}](.|\n)*)?"})
+            begun = [(thinking[:size], thinking[size]) for size in range(1, len(thinking))]
+            others = [rf"|{re.escape(word)}([^{re.escape(end)}](.|\n)*)?" for word, end in begun]
+            first = re.escape(self.opening + thinking[:1])
+            return either(calls, {"type": "regex", "pattern": rf"\s*(([^\s{first}](.|\n)*)?{''.join(others)})"})
         tags = calls["tags"] if self.around is None else [calls]
         return {"type": "triggered_tags", "triggers": [TAG], "tags": tags, "stop_after_first": only_one}
 
@@ -136,17 +141,26 @@ def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
     schemas only enum and const are followed. `line_break`: around values."""
     opening, closing = f"{TAG}\n<function={name}>\n", f"</function>\n{END_TAG}"
     if schema is None:
-        any_argument = sequence({"type": "regex", "pattern": r"<parameter=[^<>\n]+>"}, tag("", ANY_TEXT, "</parameter>\n"))
+        begin: Structure = {"type": "regex", "pattern": r"<parameter=[^<>\n]+>"}
+        any_argument = sequence(begin, tag("", ANY_TEXT, END_VALUE), const("\n"))
         return tag(opening, {"type": "tags_with_separator", "tags": [any_argument], "separator": ""}, closing)
     arguments = []
     for argument, part, needed in arguments_of(schema, XML_NAME):
-        value = of_schema(part)
+        value, end = of_schema(part), f"{line_break}{END_VALUE}"
         if is_text(part):
             listed = values_of(part)
-            value = ANY_TEXT if listed is None else either(*map(const, listed))
-        written = tag(f"<parameter={argument}>{line_break}", value, f"{line_break}</parameter>\n")
+            if any(END_VALUE in each for each in listed or ()):
+                raise ValueError(f"have {END_VALUE} in a value of {argument!r:.60}, which this model's format of calls can't write")
+            value = ANY_TEXT if listed is None else either(*(const(_kept(each, line_break)) for each in listed))
+            end = END_VALUE if listed is None else end  # where the reader takes it to end
+        written = sequence(tag(f"<parameter={argument}>{line_break}", value, end), const("\n"))
         arguments.append(written if needed else optional(written))
     return tag(opening, sequence(*arguments), closing)
+
+
+def _kept(text: str, line_break: str) -> str:
+    """With line breaks around it if it would lose its own: the reader takes one away on each side."""
+    return text if line_break or text == text.strip("\n") else f"\n{text}\n"
 
 
 def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, dict[str, Any], bool]]:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, Event, MalformedCall, Reading, Unfinished
 
-TAG, END_TAG = "<tool_call>", "</tool_call>"
+TAG, END_TAG, END_VALUE = "<tool_call>", "</tool_call>", "</parameter>"
 PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
@@ -154,8 +154,10 @@ def _read_at_start(
             yield from reader.spaces()
             if (first := (yield from reader.peek())) != opening:
                 raise MalformedCall if first else Unfinished
-            yield from read(reader, calls)
-            yield from reader.spaces()
+            while (yield from reader.peek()) == opening:
+                yield from read(reader, calls)
+                calls.end()
+                yield from reader.spaces()
             yield from calls.done(PYTHON_TAG)
         except MalformedCall as error:
             yield from calls.given_back(error)
@@ -226,9 +228,12 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
         yield from _read_python_arguments(reader, calls, calls.properties(name))
         calls.end()
         yield from reader.spaces()
-        if not (yield from reader.take(",")):
-            yield from reader.expect("]")
+        has_more = yield from reader.take(",")
+        yield from reader.spaces()
+        if (yield from reader.take("]")):
             return
+        if not has_more:
+            yield from reader.expect("]")
 
 
 def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[str]) -> Reading[None]:
@@ -256,7 +261,7 @@ def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[s
 def python_to_json(source: str) -> str:
     """JSON as it is, or a literal of Python as JSON; what is neither, or has no JSON, as a string. Control characters in strings,
     which neither has, count as escaped."""
-    escaped = _STRING.sub(lambda string: _RAW.sub(_escape, string[0]), source)
+    escaped = _with_escapes(source)
     for text in (source, escaped):
         with contextlib.suppress(ValueError, RecursionError):
             json.loads(text, parse_int=str, parse_float=_check_finite, parse_constant=_check_finite)
@@ -267,6 +272,11 @@ def python_to_json(source: str) -> str:
             written = json.dumps(value, ensure_ascii=False, allow_nan=False)
             return json.dumps(value) if _SURROGATE.search(written) else written
     return json.dumps(source, ensure_ascii=False)
+
+
+def _with_escapes(source: str) -> str:
+    """With the control characters in its strings escaped."""
+    return _STRING.sub(lambda string: _RAW.sub(_escape, string[0]), source)
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -308,18 +318,19 @@ def _read_xml_value(reader: AnswerReader, calls: Calls, name: str, argument: str
     yield from reader.take("\n")
     if is_text(calls.schema_of(name, argument)):
         yield calls.arguments('"')
-        if (yield from reader.until("</parameter>", lambda piece: calls.arguments(_escaped(piece)), _without_line_break)):
+        if (yield from reader.until(END_VALUE, lambda piece: calls.arguments(_escaped(piece)), _without_line_break)):
             yield calls.arguments('"')
         return
     start = reader.at
-    while (end := reader.text.find("</parameter>", start)) < 0:
+    while (end := reader.text.find(END_VALUE, start)) < 0:
         if not (yield from reader.more()):
             raise Unfinished
-    reader.at = end + len("</parameter>")
+    reader.at = end + len(END_VALUE)
     source, types = _without_line_break(reader.text[start:end]), calls.types_of(name, argument)
     written = python_to_json(source)
     kind = _FIRST.get(written.lstrip()[0]) or ("integer" if float(written).is_integer() else "number")
-    yield calls.arguments(written if kind in types or "string" not in types else json.dumps(source, ensure_ascii=False))
+    is_read = kind in types and (kind != "string" or written in (source, _with_escapes(source)))  # as a string only one of JSON
+    yield calls.arguments(written if is_read or "string" not in types else json.dumps(source, ensure_ascii=False))
 
 
 def _escaped(text: str) -> str:

@@ -133,6 +133,29 @@ def test_what_is_allowed_is_what_is_read(name: str):
     assert [fits(loose, other) for other in (text, wrong, missing, unknown, text.replace("4", "x"))] == [True] * 3 + [False] * 2
 
 
+@pytest.mark.parametrize("name", ["llama3", "pythonic"])
+def test_text_that_begins_with_the_tag_of_thinking_is_thinking(name: str):
+    within = TOOL_FORMATS[name].structures.within_text({"f": F}, "f", only_one=False, thinking="<think>")
+    texts = {"<think>a</think>[f()]": False, " <think>": False, "<thin": True, "": True, " x<think>": True, "<b>": True}
+    assert {text: fits({"format": within}, text) for text in texts} == texts
+
+
+@pytest.mark.parametrize(("name", "ending"), [("qwen3_coder", "\n"), ("mimo", "")])
+def test_a_text_ends_where_the_reader_takes_it_to_end(name: str, ending: str):
+    listed = {"enum": ["\nx\n\n", "y\n"]}
+    schema = {"properties": {"s": {"type": "string"}, "k": listed}, "required": ["s", "k"]}
+    structures = TOOL_FORMATS[name].structures
+    form = {"format": structures.calls({"f": schema}, "f", only_one=True)}
+    begin, rest = "<tool_call>\n<function=f>\n<parameter=s>", "<parameter=k>\n\nx\n\n\n</parameter>\n</function>\n</tool_call>"
+    call = f"{begin}{ending}a%s</parameter>%s\n{rest}"
+    texts = (call % ("", ""), call % ("\n", ""), call % ("", "b</parameter>"))
+    assert [fits(form, text) for text in texts] == [True, True, False]
+    parser = AnswerParser(AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools={"f": schema}))
+    assert Answer.of(parser.add(texts[0], is_last=True)).calls == [Call("f", r'{"s": "a", "k": "\nx\n\n"}')]
+    with pytest.raises(ValueError, match="have </parameter> in a value of 'k'"):
+        structures.calls({"f": {"properties": {"k": {"const": "</parameter>"}}}}, "f", only_one=True)
+
+
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 

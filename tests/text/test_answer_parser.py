@@ -23,10 +23,11 @@ TOOLS["t"] = {
         "g": {"allOf": [{"type": ["number", "string"]}, NUMBER]},
         "h": {"anyOf": [TEXT, {"$ref": "#/properties/h"}]},
         "i": {"anyOf": [TEXT, NUMBER]},
+        **{name: {"type": ["string", "null"]} for name in "jklm"},
     },
     "$defs": {"Z": TEXT},
 }
-XML_VALUES = ("1.10", "10115", "[1, 2]", "None", "7", "7", "7", '{"s": "a\nb"}', "0.5")
+XML_VALUES = ("1.10", "10115", "[1, 2]", "None", "7", "7", "7", '{"s": "a\nb"}', "0.5", '"""D."""', "'it'", 'r"d"', '"a\nb"')
 RAW = '{"s":\n' + r'"a\nb\n\\\t\u0001\u0002"}'
 """Raw control characters are escaped in strings, whether or not a backslash is before them."""
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -114,10 +115,16 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     (
         "qwen3_coder",
         "<tool_call>\n<function=t>\n"
-        + "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in zip("abcdefghi", XML_VALUES, strict=True))
+        + "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in zip("abcdefghijklm", XML_VALUES, strict=True))
         + "</function>\n</tool_call>",
         "",
-        [("t", r'{"a": "1.10", "b": "10115", "c": "[1, 2]", "d": null, "e": "7", "f": 7, "g": 7, "h": {"s": "a\nb"}, "i": "0.5"}')],
+        [
+            (
+                "t",
+                r'{"a": "1.10", "b": "10115", "c": "[1, 2]", "d": null, "e": "7", "f": 7, "g": 7, "h": {"s": "a\nb"}, "i": "0.5", '
+                r'"j": "\"\"\"D.\"\"\"", "k": "\'it\'", "l": "r\"d\"", "m": "a\nb"}'.replace(r"\'", "'"),
+            )
+        ],
     ),
     (
         "pythonic",
@@ -134,6 +141,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("pythonic", "[f('was cut", "", [("f", "")]),
     ("pythonic", "[f(3, n=was cut", "", [("f", '{"s": 3')]),
     ("pythonic", "[1, 2]", "=", []),
+    ("pythonic", "[f(s='a'),\n g(),\n]\n[g()] [see]", " [see]", [("f", '{"s": "a"}'), ("g", "{}"), ("g", "{}")]),
     ("pythonic", "[f(s=3) x", "x", [("f", '{"s": 3}')]),
     ("hermes", 'a <tool_call>{"name": "g"}</tool_call>b', "a b", [("g", "{}")]),
     ("hermes", 'a<tool_call>{"name": "g"}</tool_call>\n<tool_call>no</tool_call>', "a\n<tool_call>no</tool_call>", [("g", "{}")]),
