@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import llguidance
 
 from jaxspec.child_process import answer
-from jaxspec.grammar.ebnf import as_lark, is_ebnf
+from jaxspec.grammar.ebnf import as_lark
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """A state takes 1 to 2 kB. The other limits are llguidance's own: a mask takes 20 ms at most."""
@@ -144,7 +144,7 @@ def _grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         return _grammar_of_schema(json.loads(text))
     if kind == "grammar":
-        return f"{as_lark(text) if is_ebnf(text) else text}\n{UNFORCED}"
+        return f"{as_lark(text)}\n{UNFORCED}"
     made, runs_on = llguidance.grammar_from(kind, text), may_run_on(kind, text)  # type: ignore[arg-type]
     if kind == "regex":
         return _unforced(made) if runs_on else made

@@ -21,17 +21,15 @@ _TOKEN = re.compile(
     | (?P<any>\.)""",
     re.VERBOSE | re.DOTALL,
 )
-_CHARACTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|.", re.DOTALL)
+_CHARACTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5})|(.))|.", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-def is_ebnf(grammar: str) -> bool:
-    """Whether it has a rule of EBNF. Lark's have a single colon."""
-    return _RULE.search(grammar) is not None
-
-
 def as_lark(ebnf: str) -> str:
-    """The same rules in Lark's syntax, from `root`, which is its `start`. Raises ValueError, with the place."""
+    """The same rules in Lark's syntax, from `root`, which is its `start`; Lark's own, which have single colons, as they are. Raises
+    ValueError."""
+    if not _RULE.search(ebnf):
+        return ebnf
     names, defined, written, characters, at = {"root": "start"}, set[str](), list[str](), 0, 0
     while at < len(ebnf):
         if (token := _TOKEN.match(ebnf, at)) is None:

@@ -331,13 +331,11 @@ def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
     return json.dumps({"error": reason[:MAX_ERROR]}).encode()
 
 
-LIMITS = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
-"""Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
-
-
 def main() -> None:
+    """Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
+    limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
     renderer = Renderer()
-    answer(lambda line: attempt(renderer.reply, line), LIMITS)
+    answer(lambda line: attempt(renderer.reply, line), limits)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def test_grammars(grammar, text):
         ('root ::= "a"\nroot ::= "b"', "two rules named root"),
         ('root ::=\n "a" "b', r"at '\"b' \(line 2\)"),
         (r'root ::= "\d"', r"unknown escape \\d"),
+        (r'root ::= "\Uffffffff"', r"unknown escape \\U"),
         (f'root ::= "{"a" * 60_001}"', "60001 characters"),
     ],
 )
