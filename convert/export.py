@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from convert.converting import COPIED
@@ -93,7 +95,8 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
 
 def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None:
     config, tensors = exported.config | {"torch_dtype": dtype}, _tensors(exported.layout, arrays)
-    write_checkpoint(output, config, tensors, replace=False, one_file=exported.one_file)
+    zeros = ((name, np.zeros(size, jnp.dtype(dtype))) for name, size in exported.zeros)
+    write_checkpoint(output, config, chain(tensors, zeros), replace=False, one_file=exported.one_file)
 
 
 def _tensors(layout: Layout, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:

@@ -32,6 +32,8 @@ class Exported(NamedTuple):
     layout: Layout
     one_file: bool = False
     """The dialect's own engine reads no shards."""
+    zeros: tuple[tuple[str, int], ...] = ()
+    """Names and lengths of biases that the head does not have, and that the dialect's own engine would leave uninitialised."""
 
 
 def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
@@ -41,10 +43,14 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
     if isinstance(config, MTPConfig) and dialect == "mimo":
         settings: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
         return Exported(hf_config(config.layer) | settings, mtp_layout(config))
-    if isinstance(config, EagleConfig) and dialect in ("safeailab", "sglang"):
-        architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
-        settings = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
-        return Exported(_sizes(config.layer, dialect) | settings, eagle_layout(config), dialect == "safeailab")
+    if isinstance(config, EagleConfig) and dialect == "safeailab":
+        settings = {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
+        return Exported(_sizes(config.layer, dialect) | settings, eagle_layout(config), one_file=True)
+    if isinstance(config, EagleConfig) and dialect == "sglang":
+        # `bias` would give q, k, v and o biases there, `qkv_bias` is not read, and fc always has one
+        settings = {"architectures": [f"{'Qwen2' if config.layer.qkv_bias else 'Llama'}ForCausalLMEagle"]}
+        zeros = () if config.fc_bias else (("fc.bias", config.layer.hidden_size),)
+        return Exported(hf_config(config.layer) | settings, eagle_layout(config), zeros=zeros)
     if isinstance(config, BlockConfig) and dialect == ("deepspec" if config.predicts_next else "z-lab"):
         return _block(config)
     if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
@@ -66,14 +72,14 @@ def warn_of_unread(config: HeadConfig, dialect: str) -> None:
         if layer.rope.kind not in ("default", "linear"):
             raise ValueError(f"the head's rope type is {layer.rope.kind}, and SafeAILab's code knows none but default and linear")
         unread["rope_theta beside a linear scaling is"] = layer.rope.kind == "linear" and layer.rope.theta != RopeConfig.theta
-    if isinstance(config, Eagle3Config) and dialect == "speculators":
+    if isinstance(config, Eagle3Config):
         unread["the bias of fc is"] = config.fc_bias
-    elif isinstance(config, Eagle3Config):
+    if isinstance(config, Eagle3Config) and dialect != "speculators":
         unread |= {"norm_before_residual=true is": config.norm_before_residual, "biases of q, k and v are": layer.qkv_bias}
         unread["every layer but the first is"] = layer.num_layers > 1
         if dialect == "safeailab":
             unread |= {f"{name}=true is": vars(config)[name] for name in ("norm_output", "fc_norm", "norm_before_fc")}
-            unread["the bias of fc is"], last = config.fc_bias, config.captured_layers[-1]
+            last = config.captured_layers[-1]
             unread["the choice of the target's layers is"] = config.captured_layers != (2, (last + 3) // 2, last)
     for what in (name for name, is_set in unread.items() if is_set):
         warnings.warn(f"{what} written, but {engines[dialect]} does not read that", stacklevel=3)
@@ -91,8 +97,7 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
     settings: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3" if dialect == "sglang" else "LlamaForCausalLM"],
         "draft_vocab_size": config.draft_vocab_size,
-        "num_aux_hidden_states": len(config.captured_layers),
-        "bias": config.fc_bias,
+        "num_aux_hidden_states": len(config.captured_layers),  # no `bias`, which gives o one in SGLang, uninitialised
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
         "norm_before_residual": config.norm_before_residual,

@@ -259,8 +259,9 @@ class Trainer:
 
     def export(self, directory: Path) -> None:
         """Writes the head as a checkpoint in 16 bits, in the dialect of its kind."""
-        config, layout, one_file = head_checkpoint(self.head.config, OWN_DIALECTS[self.head.config.algorithm])
-        write_checkpoint(directory, config, tensors_of(layout, self.trained().params), dtype=jnp.bfloat16, one_file=one_file)
+        made = head_checkpoint(self.head.config, OWN_DIALECTS[self.head.config.algorithm])
+        tensors = tensors_of(made.layout, self.trained().params)
+        write_checkpoint(directory, made.config, tensors, dtype=jnp.bfloat16, one_file=made.one_file)
 
     def run(self, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
         """Trains to the end; yields an entry of the log after every evaluation.

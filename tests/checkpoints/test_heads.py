@@ -401,7 +401,7 @@ def test_what_a_dialect_cannot_say(tmp_path):
         ({"layer": tiny_config(num_layers=2)}, said := ["every layer but the first is"], said, []),
         ({"layer": tiny_config(num_layers=1, rope=LINEAR)}, [], [], []),
         ({"layer": tiny_config(num_layers=1, rope=replace(LINEAR, theta=5e5))}, ["rope_theta beside a linear scaling is"], [], []),
-        ({"fc_bias": True}, said := ["the bias of fc is"], [], said),
+        ({"fc_bias": True}, said := ["the bias of fc is"], said, said),
     ],
 )
 def test_what_an_engine_does_not_read_is_said(changes, safeailab, sglang, speculators):

@@ -112,7 +112,8 @@ def test_a_target_goes_back_bit_for_bit(target, tmp_path, directory):
 
 HEADS = {
     "EAGLE": (eagle_llama2(), "safeailab"),
-    "EAGLE, SGLang's copy": (eagle_llama3(), "sglang"),
+    "EAGLE, no bias": (eagle_llama3(), "safeailab"),
+    "EAGLE, SGLang": (eagle_llama2(), "sglang"),
     "EAGLE, Qwen": (eagle_qwen2(), "safeailab"),
     "EAGLE-3": (eagle3_llama31(), "safeailab"),
     "EAGLE-3 over everything": (eagle3_llama31(128).but("d2t", "t2d"), "sglang"),
@@ -132,6 +133,17 @@ def test_a_head_goes_back_bit_for_bit(target, tmp_path, name):
     loaded = [load_head(path, model) for path in (directory, tmp_path / "converted", tmp_path / "back")]
     assert loaded[0].config == loaded[1].config == loaded[2].config
     assert same(loaded[0].params, loaded[1].params) and same(loaded[0].params, loaded[2].params)
+
+
+@pytest.mark.parametrize(("head", "kind"), [(eagle_llama3(), "Llama"), (eagle_qwen2(), "Qwen2")], ids=["Llama", "Qwen2"])
+def test_sglang_finds_every_bias_that_its_class_has(target, tmp_path, head, kind):
+    """fc always has one; q, k and v in Qwen2's alone; o too where the config has `bias`."""
+    export_head(head.write(tmp_path / "head", "float16"), tmp_path / "back", "sglang", target=target)
+    config, tensors = json.loads((tmp_path / "back/config.json").read_text()), load_file(tmp_path / "back/model.safetensors")
+    assert config["architectures"] == [f"{kind}ForCausalLMEagle"] and config["model_type"] == kind.lower() and "bias" not in config
+    zeros = tensors.pop("fc.bias")
+    assert zeros.shape == (HIDDEN,) and zeros.dtype == "float16" and not zeros.any() and tensors.keys() == head.tensors.keys()
+    check_head(tmp_path / "back", tiny_config())
 
 
 @pytest.mark.parametrize(
