@@ -6,20 +6,22 @@ Weights alone count: activations stay in 16 or 32 bits.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Needed
 from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, TensorPlan
-from jaxspec.checkpoints.schemes import Awq, EightBits, FourBits, Gptq, PackedRows, Scheme, dequantised
+from jaxspec.checkpoints.schemes import ALL, Awq, EightBits, FourBits, Gptq, PackedRows, Scheme, dequantised
 from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
-from jaxspec.checks import SIZE, Fields, Flag, ListOf, Text, Whole, short
+from jaxspec.checks import SIZE, Fields, Flag, ListOf, OneOrList, Text, Whole, short
 from pallas_kernels.quantized import BLOCK, Numbers, QuantizedAs
 
 logger = logging.getLogger(__name__)
 
 _GROUP, _BITS = Whole(-1, 2**20), Whole(1, 64)
+TARGETS = ListOf(Text())
 WEIGHTS = Fields({
     "num_bits": _BITS, "type": Text(), "strategy": Text(), "symmetric": Flag(), "group_size": _GROUP,
     "block_structure": ListOf(SIZE, 2),
@@ -28,7 +30,7 @@ CONFIG = Fields({
     "quant_method": Text(), "format": Text(), "ignore": ListOf(Text()), "modules_to_not_convert": ListOf(Text()),
     "ignored_layers": ListOf(Text()), "weight_block_size": ListOf(SIZE, 2), "fmt": Text(), "bits": _BITS, "w_bit": _BITS,
     "group_size": _GROUP, "q_group_size": _GROUP, "zero_point": Flag(), "version": Text(), "checkpoint_format": Text(),
-    "lm_head": Flag(),
+    "lm_head": Flag(), "modules_in_block_to_quantize": ListOf(OneOrList(Text())),
 })  # fmt: skip
 """The types and ranges of the fields of quantization_config that are read."""
 SUPPORTED = (
@@ -168,7 +170,8 @@ def _compressed_tensors(settings: dict[str, Any]) -> Scheme | None:
     form, each = settings.get("format") or next(iter(groups.values())).get("format"), weights[0]
     bits, strategy, kind = each.get("num_bits"), each.get("strategy"), each.get("type")
     _say_if_activations(any(group.get("input_activations") for group in groups.values()))
-    common = f"compressed-tensors {form}", tuple(settings.get("ignore") or ())
+    lists = (TARGETS.clean("config.json: quantization_config: targets", group.get("targets") or [ALL]) for group in groups.values())
+    common = f"compressed-tensors {form}", tuple(settings.get("ignore") or ()), tuple(chain(*lists))
     if form in ("float-quantized", "int-quantized", "naive-quantized") and bits == 8 and kind in ("float", "int"):
         if strategy not in ("tensor", "channel", "block") or each.get("symmetric") is False:
             raise unsupported(f"{form} weights with strategy {short(strategy)}, symmetric {each.get('symmetric', True)}")
@@ -218,8 +221,10 @@ def _gptq(settings: dict[str, Any]) -> Scheme:
     if settings.get("dynamic"):
         raise unsupported("gptq whose layers differ (dynamic)")
     ignored = () if settings.get("lm_head") else ("lm_head",)
-    modules = tuple(settings.get("modules_to_not_convert") or ())
-    return Gptq("gptq", ignored + modules, group=_group(settings.get("group_size", 128)), zeros_are_less=form == "gptq")
+    ignored += tuple(settings.get("modules_to_not_convert") or ())
+    blocks = settings.get("modules_in_block_to_quantize") or [ALL]
+    targets = (*chain(*([each] if isinstance(each, str) else each for each in blocks)), "lm_head")
+    return Gptq("gptq", ignored, targets, group=_group(settings.get("group_size", 128)), zeros_are_less=form == "gptq")
 
 
 def _group(size: int | None) -> int | None:

@@ -15,6 +15,8 @@ from jaxspec.checkpoints.layout import ReadTensor
 from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
 from pallas_kernels.quantized import BLOCK, GROUPS, Numbers, QuantizedAs
 
+ALL = "Linear"
+"""The class of all projections."""
 AWQ_ORDER = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
 """Which of a word's eight halves, from the lowest on, holds column 0, 1, ..."""
 
@@ -27,13 +29,17 @@ class Scheme(ABC):
     """For messages."""
     ignored: tuple[str, ...] = ()
     """Modules that are not quantised: their names, parts of them, or "re:" and a pattern."""
+    targets: tuple[str, ...] = (ALL,)
+    """Modules that are quantised unless they are ignored, named in the same way."""
 
     def covers(self, module: str) -> bool:
         """Whether the projection with this name is quantised. Raises ValueError for a wrong pattern."""
+
+        def is_named(names: tuple[str, ...]) -> bool:
+            return any(re.match(each[3:], module) if each.startswith("re:") else f".{each}." in f".{module}." for each in names)
+
         try:
-            return not any(
-                re.match(each[3:], module) if each.startswith("re:") else f".{each}." in f".{module}." for each in self.ignored
-            )
+            return (ALL in self.targets or is_named(self.targets)) and not is_named(self.ignored)
         except re.error as error:
             raise ValueError(f"config.json: quantization_config names modules by a wrong pattern: {error}") from None
 

@@ -12,10 +12,12 @@ from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
 from jaxspec.checkpoints.draft_models import is_draft_model, refuse_token_map
 from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
+from jaxspec.checkpoints.hub import is_whole
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tensors
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
+from jaxspec.checkpoints.loading import read_target_plan
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, config_so, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
@@ -84,8 +86,12 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
     with errors_named(path):
         if is_converted(path):
             return config_so(abstract_model(read_manifest(path).target, jnp.float32), Storing.DENSE, quantization)
-        model = target_config(config := read_config(path))
-        plan = quantised_plan(TensorPlan("Hugging Face", model, target_layout(model)), config, {})
+        if path.is_dir() and is_whole(path):
+            with Checkpoint(path) as checkpoint:
+                plan: TensorPlan = read_target_plan(path, checkpoint)
+        else:
+            model = target_config(config := read_config(path))
+            plan = quantised_plan(TensorPlan("Hugging Face", model, target_layout(model)), config, {})
         return planned(plan, None, Storing.DENSE, quantization).config
 
 

@@ -154,14 +154,14 @@ asymmetric = FORMATS["compressed-tensors int4, zero points"][0]["config_groups"]
 asymmetric["symmetric"] = False
 
 
-def published(directory: Path, name: str, **changes: Any) -> tuple[Path, Path]:
-    """A tiny target in this format, and the same numbers in float32."""
+def published(directory: Path, name: str, part: str = "_proj", **changes: Any) -> tuple[Path, Path]:
+    """A tiny target in this format, or what has this part in its name, and the same numbers in float32."""
     settings, layout = FORMATS[name]
     model = tiny_target(**SIZES | changes)
     stored, dense = (write_target(directory / kind, model) for kind in ("stored", "dense"))
     original, tensors, same = load_file(stored / "model.safetensors"), {}, {}
     for tensor, values in original.items():
-        if "_proj.weight" in tensor:
+        if "_proj.weight" in tensor and part in tensor:
             parts, same[tensor] = layout(values)
             tensors |= {tensor.removesuffix("weight") + part: np.ascontiguousarray(each) for part, each in parts.items()}
         else:

@@ -1,9 +1,11 @@
 """What models take: hand counts of real ones, the same numbers as loaded ones have, heads without their files."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from convert.converting import Options, convert_target
+from jaxspec.checkpoints.loading import load_target
 from jaxspec.config import TreeShape
 from jaxspec.defaults import own_head
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
@@ -21,6 +23,8 @@ from jaxspec.testing import (
     write_target,
 )
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
+from tests.checkpoints.test_quantization import FORMATS, HALVES, compressed, published
+from tests.checkpoints.test_targets import configured
 from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B, config_file
 
 
@@ -104,6 +108,25 @@ def test_a_published_quantised_model_from_its_config_alone(tmp_path):
     assert models.target.weights.total == pytest.approx(70_553_706_496 + tables, rel=0.001)  # a byte each, but for tables
     memory = Memory(GPUS["h200"].memory, 0.9, 0.9, models.weights, models.cache // 2, 16)
     assert memory.tokens > 32768
+
+
+GROUP = compressed("pack-quantized", **HALVES, strategy="group", group_size=32)["config_groups"]["group_0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("compressed-tensors int4", {"config_groups": {"group_0": GROUP | {"targets": ["re:.*mlp.*"]}}}),
+        ("GPTQ", {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]}),
+    ],
+)
+def test_layers_that_are_not_quantised_count_whole(tmp_path, name, said):
+    """The files tell which these are; of a config.json alone its lists do."""
+    stored, _ = published(tmp_path, name, ".mlp.")
+    expected = sum(array.nbytes for array in jax.tree.leaves(load_target(stored, jnp.bfloat16).params))
+    assert weights_of(read_target(stored), "bfloat16").total == expected
+    alone = configured(stored, quantization_config=FORMATS[name][0] | said) / "config.json"
+    assert weights_of(read_target(alone), "bfloat16").total == expected
 
 
 @pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE", "STANDALONE", "tied"])
