@@ -29,9 +29,8 @@ from jaxspec.checkpoints.writing import SHARD_BYTES, fresh_directory, write_tens
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import layer_config
+from jaxspec.planner.models import weights_of
 
-WIDEST = 4
-"""Bytes of the widest dtype that weights usually have: a cast needs at least its share of them."""
 COPIED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -114,8 +113,9 @@ def _write_model(
     plan = planned(plan, checkpoint, Storing.DENSE, options.quantization)
     if options.quantization is None and any(checkpoint.infos[name].format for name in plan.needed()):
         warnings.warn(f"blocks are written as {options.dtype or 'float32'} numbers: --quantization keeps 8 or 4 bits", stacklevel=3)
-    hashes, total = dict[str, str](), checkpoint.size(plan.needed())
-    needed = total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST
+    hashes, needed = dict[str, str](), (total := checkpoint.size(plan.needed()))
+    if options.dtype is not None or options.quantization is not None:  # what is not quantised has at least 16 bits
+        needed = weights_of(plan.config, jnp.dtype(options.dtype or "float16").name).total
     if (free := shutil.disk_usage(directory).free) < needed:
         raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
     bar = tqdm(total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress)

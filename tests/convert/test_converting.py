@@ -450,6 +450,19 @@ def test_a_disk_that_is_too_small_is_told_before(target, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_conversion_needs_no_more_than_it_writes(tmp_path, monkeypatch):
+    source = write_target(tmp_path / "source", tiny_target(hidden_size=128, intermediate_size=64, num_layers=2))
+    convert_target(source, tmp_path / "first", how := Options("bfloat16", "int4"))
+    with Checkpoint(tmp_path / "first/parameters") as written, Checkpoint(source) as original:
+        needed = written.size(written.infos)
+        assert needed < original.size(original.infos) // 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
+    convert_target(source, tmp_path / "again", how)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    with pytest.raises(OSError, match="left on its disk"):
+        convert_target(source, tmp_path / "refused", how)
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
