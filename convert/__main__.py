@@ -97,8 +97,6 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
         parser.error("--export writes SOURCE to OUTPUT: leave out --inspect and --verify")
     if options.target and (options.verify or options.export == "huggingface"):
         parser.error("--target is for heads: leave it out")
-    if options.check and options.source.suffix == ".gguf":
-        parser.error("--check compares with a Hugging Face directory: leave it out for a GGUF file")
     if options.verify and options.revision:
         parser.error("--verify is for a directory here: leave out --revision")
     if options.speculative_draft_model_revision and not options.draft:
@@ -111,12 +109,14 @@ def run(options: argparse.Namespace) -> int:
     """Runs one command. Raises ValueError or OSError."""
     from convert import check, inspect
     from jaxspec.checkpoints.hub import HubOptions, local_path
+    from jaxspec.defaults import model_directory
 
     hub = HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision)
-    found = {"source": hub, "inspect": hub, "draft": hub.of_draft, "target": hub.newest, "token_map": hub.newest}
-    for name, where in found.items():
+    for name, where in {"source": hub, "inspect": hub, "draft": hub.of_draft, "target": hub.newest}.items():
         if vars(options)[name] is not None:
-            setattr(options, name, local_path(vars(options)[name], where))
+            setattr(options, name, model_directory(vars(options)[name], where))
+    if options.token_map is not None:
+        options.token_map = local_path(options.token_map, hub.newest)
     if options.inspect:
         print(inspect.describe(options.inspect, options.target))
         return 0

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
-from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
 from jaxspec.checkpoints.heads import head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.kinds import algorithm_of
@@ -55,12 +53,6 @@ def convert_target(
     Raises ValueError if something can't be read, does not fit, or `output` exists; nothing is left behind then.
     """
     _refuse_converted(source)
-    if source.suffix == SUFFIX:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=output.absolute().parent) as scratch:
-            write_directory(source, Path(scratch) / source.stem)
-            convert_target(Path(scratch) / source.stem, output, options, draft=draft, token_map=token_map)
-        return
     with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint:
         with errors_named(source):
             plan = read_target_plan(source, checkpoint)

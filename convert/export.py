@@ -32,7 +32,7 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
     exists.
     """
     if not is_converted(source):
-        raise ValueError(f"{source} is not a converted checkpoint: other targets are in this layout already")
+        raise ValueError(f"{source} is not a converted checkpoint: convert a GGUF file first; other targets are in this layout already")
     with errors_named(source):
         target = _whole(read_manifest(source).target)
     parts = [(target_layout(target), stored_arrays(source, target, doing="exporting", progress=progress))]

@@ -213,7 +213,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         (["nothing", "b"], "nothing does not exist"),
         (["--inspect", "nothing"], "nothing does not exist"),
         (["--verify", "nothing"], "nothing is not a converted checkpoint: it does not exist"),
-        ([str(TARGET), "b", "--export", "huggingface"], "is not a converted checkpoint: other targets"),
+        ([str(TARGET), "b", "--export", "huggingface"], "is not a converted checkpoint: convert a GGUF file first"),
         ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but a draft head (EAGLE3)"),
     ],
 )

@@ -1,7 +1,5 @@
 """Converted checkpoints whose matrices are quantised: by --quantization, or because the original's are."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -80,9 +78,24 @@ def test_a_dense_converted_checkpoint_is_stored_as_the_original(tmp_path, tied, 
     assert rows.dtype == ("int8" if quantization else "bfloat16")
 
 
-def test_a_gguf_file_s_blocks_become_numbers_which_is_said(tmp_path):
-    file = write(tmp_path / "model.gguf", tiny_target(**GGUF_SIZES), "llama", lambda name: gguf.GGMLQuantizationType.Q8_0)
-    with pytest.warns(UserWarning, match="blocks are written as float32 numbers: --quantization keeps 8 or 4 bits"):
-        convert_target(file, tmp_path / "converted", Options())
-    with warnings.catch_warnings(action="error", category=UserWarning):
-        convert_target(file, tmp_path / "quantised", Options(quantization="int8"))
+def test_a_gguf_file_is_taken_wherever_a_model_is(tmp_path, monkeypatch, capsys):
+    """Its blocks become numbers, which is said, unless they are quantised."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tiny_target(**GGUF_SIZES)
+    file = write(tmp_path / "model.gguf", model, "llama", lambda name: gguf.GGMLQuantizationType.Q8_0)
+    head = write_head(tmp_path / "head", random_eagle(model.config))
+    for command, said, warned in (
+        (["--inspect", file], "target (Hugging Face, llama)", ""),
+        (["--inspect", head, "--target", file], "fits  yes", ""),
+        (
+            [file, tmp_path / "a", "--check"],
+            "largest difference 0 on",
+            "warning: blocks are written as float32 numbers: --quantization",
+        ),
+        ([file, tmp_path / "b", "--quantization", "int8"], "wrote", ""),
+        ([head, tmp_path / "c", "--target", file, "--check"], "largest difference 0 on", ""),
+        ([head, tmp_path / "d", "--target", file, "--export", "sglang"], "wrote", ""),
+    ):
+        assert main([*map(str, command), "--quiet"]) == 0
+        shown = capsys.readouterr()
+        assert said in shown.out and shown.err.startswith(warned) and bool(shown.err) == bool(warned)
