@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.converting import COPIED
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest, stored_arrays
+from jaxspec.checkpoints.converted import Manifest, check_fit, head_directory, is_converted, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import Exported, head_checkpoint, warn_of_unread
 from jaxspec.checkpoints.heads import head_plan
 from jaxspec.checkpoints.json_files import TEMPLATES, read_config
@@ -28,11 +28,13 @@ Arrays = Iterator[tuple[Keys, np.ndarray]]
 def export_target(source: Path, output: Path, *, progress: bool = False) -> None:
     """A converted target as a Hugging Face directory, every tensor that it kept as it was, MiMo's MTP layer included.
 
-    Warns if the original had an MTP layer that was left out. Raises ValueError if the source is not a converted target, or `output`
-    exists.
+    Warns of a token map, and if the original had an MTP layer that was left out. Raises ValueError if the source is not a converted
+    target, or `output` exists.
     """
     if not is_converted(source):
-        raise ValueError(f"{source} is not a converted checkpoint: convert a GGUF file first; other targets are in this layout already")
+        raise ValueError(
+            f"{source} is not a converted checkpoint: convert a GGUF file first; other targets are in this layout already"
+        )
     with errors_named(source):
         target = _whole(read_manifest(source).target)
     parts = [(target_layout(target), stored_arrays(source, target, doing="exporting", progress=progress))]
@@ -40,12 +42,18 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
     head = head_directory(source)
     mtp = None if head is None else read_manifest(head).head
     if head is not None and isinstance(mtp, MTPConfig):
+        _warn_of_map(read_manifest(head))
         parts.append((mtp_layout(mtp), stored_arrays(head, mtp, doing="exporting", progress=progress)))
     elif config.get("num_nextn_predict_layers"):
         warnings.warn(
             "the original's MTP layer was left out when it was converted: num_nextn_predict_layers is set to 0", stacklevel=2
         )
         config["num_nextn_predict_layers"] = 0
+    for name in config.keys() & {"quantization_config", "compression_config"}:  # no matrix is quantised, but the cache may be
+        if (config[name] or {}).get("kv_cache_scheme"):
+            config[name]["config_groups"] = {}
+        else:
+            del config[name]
     config["dtype" if "dtype" in config else "torch_dtype"] = target.dtype
     tensors = (tensor for layout, arrays in parts for tensor in _tensors(layout, arrays))
     copied = tuple(source / name for name in (*COPIED[1:], TEMPLATES) if (source / name).exists())
@@ -56,21 +64,28 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
     """The head of `source`, converted or not, or of a converted target, in one of exporting.DIALECTS.
 
     `target`: its target; required for a head that was not converted, because the default layers depend on it. Warns of what the
-    dialect's engine will not read. Raises ValueError if the dialect can't hold this head, the source can't be read, or `output`
-    exists.
+    dialect's engine will not read. Raises ValueError if the dialect can't hold this head, it does not fit the target, the source
+    can't be read, or `output` exists.
     """
     if not is_converted(source):
         _export_original(source, output, dialect, target)
         return
     where = require_head(source)
     manifest = read_manifest(where)
+    if target is not None:
+        with errors_named(where):
+            check_fit(manifest, target_model_config(target))
     _whole(manifest.head.layer)
     exported = head_checkpoint(manifest.head, dialect)
     warn_of_unread(manifest.head, dialect)
-    if manifest.token_map is not None:
-        warnings.warn("no dialect has a place for a token map: give it again with --speculative-token-map", stacklevel=2)
+    _warn_of_map(manifest)
     arrays = stored_arrays(where, manifest.head, doing="exporting", progress=progress)
     _write(output, exported, arrays, manifest.head.layer.dtype)
+
+
+def _warn_of_map(manifest: Manifest) -> None:
+    if manifest.token_map is not None:
+        warnings.warn("no dialect has a place for a token map: give it again with --speculative-token-map", stacklevel=3)
 
 
 def _whole(config: ModelConfig) -> ModelConfig:

@@ -1,6 +1,7 @@
 """Published quantised checkpoints, written here in each layout, against the same weights dequantised in NumPy."""
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,13 +156,13 @@ asymmetric["symmetric"] = False
 
 
 def published(directory: Path, name: str, part: str = "_proj", **changes: Any) -> tuple[Path, Path]:
-    """A tiny target in this format, or what has this part in its name, and the same numbers in float32."""
+    """A tiny target in this format, or what of it has this pattern in its name, and the same numbers in float32."""
     settings, layout = FORMATS[name]
     model = tiny_target(**SIZES | changes)
     stored, dense = (write_target(directory / kind, model) for kind in ("stored", "dense"))
     original, tensors, same = load_file(stored / "model.safetensors"), {}, {}
     for tensor, values in original.items():
-        if "_proj.weight" in tensor and part in tensor:
+        if "_proj.weight" in tensor and re.search(part, tensor):
             parts, same[tensor] = layout(values)
             tensors |= {tensor.removesuffix("weight") + part: np.ascontiguousarray(each) for part, each in parts.items()}
         else:

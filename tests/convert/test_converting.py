@@ -224,6 +224,14 @@ def test_exports_warn_of_what_is_lost(target, tmp_path):
     assert contents(tmp_path / "eagle_back") == contents(head)
 
 
+def test_a_token_map_that_an_mtp_layer_was_converted_with_is_said_to_be_lost(tmp_path):
+    (tmp_path / "map.json").write_text("[1, 2]")
+    convert_target(MIMO, tmp_path / "converted", Options(), token_map=tmp_path / "map.json")
+    with pytest.warns(UserWarning, match="no dialect has a place for a token map"):
+        export_target(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(MIMO)
+
+
 def test_an_mtp_layer_that_another_head_replaces(tmp_path):
     model = engine_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
@@ -339,6 +347,9 @@ def test_a_converted_head_knows_its_target(target, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             check_head(tmp_path / "converted", tiny_config(**changes))
+    other = write_target(tmp_path / "other", tiny_target(num_layers=9))
+    with pytest.raises(ValueError, match="num_layers is 8, this target's is 9"):
+        export_head(tmp_path / "converted", tmp_path / "exported", "sglang", target=other)
     convert_target(target, tmp_path / "target", Options())
     for read, given in ((load_head, tiny_target()), (check_head, tiny_config())):
         with pytest.raises(ValueError, match="is a converted target without a draft head"):

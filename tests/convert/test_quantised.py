@@ -1,5 +1,7 @@
 """Converted checkpoints whose matrices are quantised: by --quantization, or because the original's are."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -61,6 +63,15 @@ def test_published_weights_stay_as_they_are(tmp_path, name):
         assert stored_alike(found, expected) and same(found.params, expected.params)
     sizes = {array.dtype.itemsize for array in jax.tree.leaves(found.params["layers"]) if array.size > 10_000}
     assert sizes == {1}
+
+
+def test_what_was_dequantised_goes_back_without_quantization_config(tmp_path):
+    """The keys and values of two heads are half a block, and nothing else is quantised."""
+    stored, dense = published(tmp_path, "FP8 in blocks", "[qkv]_proj", num_kv_heads=2, num_layers=1)
+    convert_target(stored, tmp_path / "converted", Options())
+    export_target(tmp_path / "converted", tmp_path / "back")
+    assert "quantization_config" not in json.loads((tmp_path / "back/config.json").read_text())
+    assert same(*(load_target(path, jnp.float32).params for path in (tmp_path / "back", dense)))
 
 
 @pytest.mark.parametrize("tied", [False, True])
