@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +119,8 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists already: give a new directory")
     hub = HubOptions(options.revision, options.download_dir)
+    if settings.begin is not None:
+        settings = replace(settings, begin=str(model_directory(settings.begin, hub.newest)))
     context = min(settings.length, target_model_config(model_directory(options.model_path, hub)).max_position_embeddings)
     batch = options.batch_size if options.command != "head" else 1
     how = {"progress": False, "max_running_requests": batch, "context_length": context, **hub._asdict()}

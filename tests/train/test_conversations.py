@@ -28,6 +28,7 @@ from jaxspec.train.conversations import (
     write_shards,
 )
 from tests.engine.served import served, updates_of
+from tests.reference import TARGET
 
 SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
 
@@ -58,7 +59,7 @@ def test_prompts_in_all_shapes(tmp_path):
     assert fourth == [{"role": "user", "content": "a\u2028b"}], "a line break of Unicode's within a string ends no line"
     assert [message["role"] for message in first] == ["system", "user", "assistant"]
     assert [message["content"] for message in second] == ["a", "b", "c"] and third == [{"role": "user", "content": "x"}]
-    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "prompts.txt").write_text("\ufeffone\n\ntwo\n")  # with a mark of its byte order
     assert read_prompts(tmp_path / "prompts.txt") == [[{"role": "user", "content": text}] for text in ("one", "two")]
     image = '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}'
     for wrong in (
@@ -76,6 +77,9 @@ def test_prompts_in_all_shapes(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"empty.txt holds no prompts"):
         read_prompts(tmp_path / "empty.txt")
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"can't read .*latin.txt: "):
+        read_prompts(tmp_path / "latin.txt")
 
 
 @pytest.mark.variants
@@ -253,6 +257,13 @@ def test_packages_that_are_missing_are_named_before_the_model_is_loaded(monkeypa
     assert command.main(["run", "--out", "no-such-head", "--model-path", "smollm2"]) == 2
     said = capsys.readouterr().err
     assert said.endswith("needs tensorboardX, which is not installed: pip install 'jaxspec-llm[train]'\n")
+
+
+@pytest.mark.parametrize(("begin", "said"), [("nowhere", "nowhere does not exist: "), ("org/none", "org/none is ")])
+def test_the_head_to_begin_with_is_found_before_any_text_is_written(monkeypatch, capsys, begin, said):
+    monkeypatch.setattr("jaxspec.load.load_models", lambda *_, **__: pytest.fail("too late"))
+    assert command.main(["run", "--out", "no-such-head", "--model-path", str(TARGET), "--begin", begin]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_that_has_begun_gets_no_more_data(tmp_path):
