@@ -140,10 +140,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
     if (name := str(path)) in OF_THE_PACKAGE:
         path = Path(__file__).parent / f"prompts_{name.replace('-', '_')}.jsonl"
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]  # JSON may hold U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"can't read the prompts: {error}") from None
+    lines = [line for line in text_lines(path) if line.strip()]
     if count is None:
         count = len(lines)
     if not 0 < count <= len(lines):
@@ -153,6 +150,14 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     found = [_from_json(line, f"{path}, prompt {number}") for number, line in enumerate(lines[:count], 1)]
     kinds = [kind for _, kind in found if kind is not None]
     return PromptSet(str(path), [prompt for prompt, _ in found], kinds if len(kinds) == len(found) else None)
+
+
+def text_lines(path: Path) -> list[str]:
+    """A file's lines, which may hold U+2028, as JSON does. Raises ValueError that names the file if it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"can't read {path}: {error}") from None
 
 
 def _from_json(line: str, where: str) -> "tuple[Prompt | Chat | Turns, str | None]":

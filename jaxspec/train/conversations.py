@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxspec.commands.common import text_lines
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.load import LoadedModels
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -249,10 +250,10 @@ def read_prompts(file: Path) -> list[list[Message]]:
     """Conversations of a JSONL file: {"messages": [...]} (OpenAI), {"conversations": [{"from", "value"}]} (ShareGPT) or
     {"prompt": "..."}; or of a text file, one prompt per line.
 
-    Raises ValueError that names the line.
+    Raises ValueError that names the line, or as `text_lines`.
     """
     conversations = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(text_lines(file), 1):
         if line := line.strip():
             try:
                 conversations.append(_messages(json.loads(line)) if file.suffix in (".jsonl", ".json") else [user_says(line)])
