@@ -1,10 +1,12 @@
 """The command `jaxspec`: calls a command's module. Only the modules of that command are loaded."""
 
 import difflib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxspec.version import own_version
 
@@ -38,6 +40,8 @@ GROUPS = {
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+AGAIN = 0.05
+"""Seconds until a signal that was lost comes again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +56,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         print(f"jaxspec: error: {unknown(arguments[0])}", file=sys.stderr)
         return 2
-    return import_module(COMMANDS[arguments[0]].module).main(arguments[1:])
+    return interruptible(lambda: import_module(COMMANDS[arguments[0]].module).main(arguments[1:]))
+
+
+def interruptible(run: Callable[[], int]) -> int:
+    """The exit status of a command, 130 after a Ctrl-C that it does not handle.
+
+    What a signal raises is lost if it comes while a callback runs, such as that of JAX in garbage collections, and the command would
+    go on: then the signal comes again.
+    """
+    tell, main_thread = sys.unraisablehook, threading.get_ident()
+
+    def hook(dropped: Any) -> None:
+        if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
+            threading.Timer(AGAIN, signal.pthread_kill, [main_thread, signal.SIGINT]).start()  # it means the same as SIGTERM
+        else:
+            tell(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("jaxspec: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        sys.unraisablehook = tell
+
+
+def exit_on_signals() -> None:
+    """From now on SIGTERM and SIGINT raise SystemExit with status 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
 
 
 def overview() -> str:

@@ -15,9 +15,9 @@ from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from multiprocessing import AuthenticationError
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxspec.cli import exit_on_signals, interruptible
 from jaxspec.commands.flags import in_flags
 from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
@@ -49,8 +49,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     settings or files are wrong, and 13 if another process of its group has ended."""
     arguments = parse_arguments(argv, prog=prog)
     configure_logging(arguments.log_level)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    exit_on_signals()
     log_settings(arguments)
     try:
         check_name(arguments.model)  # at once: what follows loads JAX
@@ -285,11 +284,6 @@ def known_settings(arguments: ServerArguments, models: "LoadedModels") -> Server
     return replace(arguments.settings, shown={**arguments.settings.shown, **found})
 
 
-def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A signal while the model loads, or one that uvicorn passes on after an orderly shutdown."""
-    raise SystemExit(0)
-
-
 def _refuse(arguments: ServerArguments, message: str, status: int) -> int:
     print(f"{arguments.prog}: error: {message}", file=sys.stderr)
     return status
@@ -301,4 +295,4 @@ def _refuse_address(arguments: ServerArguments, error: OSError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(prog="python -m jaxspec.serve"))
+    sys.exit(interruptible(partial(main, prog="python -m jaxspec.serve")))

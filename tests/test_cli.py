@@ -29,6 +29,23 @@ for arguments in [[], ["--help"], ["--version"], ["bench"], *train, *([name, "--
 heavy = [name for name in ("jax", "flax", "transformers", "fastapi") if name in sys.modules]
 assert not heavy, heavy
 """
+DROPPING = """
+import gc, os, signal, time
+from jaxspec.cli import exit_on_signals, interruptible
+
+def drop(*_):
+    gc.callbacks.remove(drop)
+    os.kill(os.getpid(), {number})
+
+def run():
+    {handlers}
+    gc.callbacks.append(drop)
+    gc.collect()
+    time.sleep(30)
+    return 1
+
+raise SystemExit(interruptible(run))
+"""
 
 
 def test_help_is_every_command_s_own_and_loads_nothing():
@@ -71,6 +88,23 @@ def test_a_wrong_command_is_one_line(arguments, said, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("jaxspec: error: ") and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("handlers", "number", "status"),
+    [("exit_on_signals()", 15, 0), ("exit_on_signals()", 2, 0), ("signal.signal(2, signal.default_int_handler)", 2, 130)],
+)
+def test_a_signal_counts_also_where_python_drops_what_its_handler_raises(handlers, number, status):
+    program = DROPPING.format(handlers=handlers, number=number)
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == status
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxspec.cli.import_module", interrupt)
+    assert main(["models"]) == 130 and capsys.readouterr().err == "jaxspec: interrupted\n"
 
 
 def test_every_command_is_in_the_documentation():

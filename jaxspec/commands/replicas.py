@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import NoReturn
 
+from jaxspec.cli import exit_on_signals
 from jaxspec.commands.serve_options import ServerArguments
 from jaxspec.config import EngineConfig
 from jaxspec.server.kv_events import FLAG as KV_EVENTS
@@ -177,8 +177,7 @@ def free_ports(count: int) -> list[int]:
 
 def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], patience: float) -> int:
     """Starts all and watches over them. `patience`: seconds that servers get to end in order. Returns the exit status."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    exit_on_signals()
     router: subprocess.Popen | None = None
     status = 0
     try:
@@ -236,7 +235,3 @@ def _pass_on(servers: Sequence[subprocess.Popen], number: int, _frame: object) -
     """A second signal, at which servers end at once what is running."""
     for server in servers:
         server.send_signal(number)
-
-
-def _end(_number: int, _frame: object) -> NoReturn:
-    raise SystemExit(0)
