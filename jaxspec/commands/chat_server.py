@@ -4,6 +4,7 @@ Any such server will do; jaxspec's also says where tokens come from (docs/server
 """
 
 import json
+import re
 from collections.abc import Generator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -30,6 +31,8 @@ class ServerSource:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"--url must be like http://127.0.0.1:30000, got {url[:200]!r}")
+        if not re.fullmatch("[!-~]*", api_key or ""):
+            raise ValueError(f"--api-key, or {KEY}, must be visible ASCII characters, without spaces and line ends")
         self._parts, self._url = parts, f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from jaxspec.commands.compat import JSON_FLAGS
-from jaxspec.commands.options import Parser
+from jaxspec.commands.options import OPTIONS, Parser
 
 MAX_BYTES = 64 * 1024
 """Largest config file."""
@@ -29,7 +29,7 @@ class _Loader(yaml.BaseLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=self.peek_event().start_mark)
+            raise ValueError(f"line {self.peek_event().start_mark.line + 1} has an alias, which is not supported: quote a * or &")
         return super().compose_node(parent, index)
 
 
@@ -46,14 +46,17 @@ def read_config(path: Path, parser: Parser) -> list[str]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ValueError(f"--config {path} is larger than {MAX_BYTES} bytes")
+            raise ValueError(f"it is larger than {MAX_BYTES} bytes")
         options = yaml.load(content.decode(), _Loader)
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, RecursionError):
+    except yaml.MarkedYAMLError as error:  # which repeats the line, and that may hold a key
+        place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+        raise ValueError(f"--config {path} is not valid YAML at {place}: quote texts with special characters") from None
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError):
         raise ValueError(f"--config {path} is not YAML") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"--config {path}: {error}") from None
     if not isinstance(options, dict):
         raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
     return arguments_of(options, parser, f"--config {path}")
@@ -87,7 +90,8 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
     elif isinstance(value, str) and value:
         yield f"{name}={value}"
     else:
-        raise ValueError(f"{where} must be a value, got {value!r:.80}")
+        is_secret = action.dest in OPTIONS and OPTIONS[action.dest].secret
+        raise ValueError(f"{where} must be a value" + ("" if is_secret else f", got {value!r:.80}"))
 
 
 def _as_json(entry: Any) -> Any:

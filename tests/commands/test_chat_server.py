@@ -72,6 +72,8 @@ def test_a_server_that_wants_a_key():
     with serving(FakeEngine(), model, ServerSettings(api_key="secret")) as url:
         with pytest.raises(ValueError, match=r"status 401: .*: give --api-key, or set JAXSPEC_API_KEY"):
             ServerSource(url)
+        with pytest.raises(ValueError, match=r"^--api-key, or JAXSPEC_API_KEY, must be visible ASCII characters"):
+            ServerSource(url, "secret\r")
         assert text_of(list(ServerSource(url, "secret").answer(QUESTION, Wishes(max_tokens=3)))) == TEXT[:3]
 
 

@@ -506,7 +506,7 @@ def test_vllms_nested_speculation(tmp_path: Path):
         ("", "must hold options, one per line"),
         ("port: 1\n  host: x", "is not valid YAML"),
         ("served-model-name: !!python/object/apply:os.system [exit]\nzebra: 1", "zebra is not an option"),
-        ("a: &a [x, x]\nb: &b [*a, *a]", "aliases are not supported"),
+        ("a: &a [x, x]\nb: &b [*a, *a]", "line 1 has an alias, which is not supported"),
         (b"port: \xff", "is not YAML"),
         ("[" * 5000, "is not YAML"),
         ("# " + "x" * MAX_BYTES, f"is larger than {MAX_BYTES} bytes"),
@@ -517,6 +517,11 @@ def test_what_a_config_file_can_not_say(tmp_path: Path, content: str | bytes, sa
     line = refused(config_file(tmp_path, content))
     assert said in line and len(line) < 1000
     assert "config.yaml" in line or said.startswith(("argument", "--page-size"))
+
+
+@pytest.mark.parametrize("key", ["@KEY", "sk: KEY", "*KEY", '"KEY', "{a: KEY}", "[[KEY]]", "!KEY!x y", "a\n  KEY: b"])
+def test_a_key_that_yaml_reads_otherwise_is_not_shown(tmp_path: Path, key: str, refused):
+    assert SECRET not in refused(config_file(tmp_path, f"api-key: {key.replace('KEY', SECRET)}"))
 
 
 def test_a_config_file_that_is_not_there(tmp_path: Path, refused):
