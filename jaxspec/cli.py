@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def interruptible(run: Callable[[], int]) -> int:
     """The exit status of a command, 130 after a Ctrl-C that it does not handle.
 
-    What a signal raises is lost if it comes while a callback runs, such as that of JAX in garbage collections, and the command would
+    What a signal's handler raises is lost while a callback runs, such as that of JAX in garbage collections, and the command would
     go on: then the signal comes again.
     """
     tell, main_thread = sys.unraisablehook, threading.get_ident()

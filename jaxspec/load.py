@@ -23,7 +23,7 @@ from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.placement import Placement
+from jaxspec.placement import Placement, available_devices
 from jaxspec.text.tokenizer import Tokenizer, check_same_tokens, load_tokenizer
 from pallas_kernels.row_matmul import what_is_missing
 
@@ -93,6 +93,7 @@ def load_models(
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir), speculative_draft_model_revision)
     shape = None if tree is None else TreeShape.of(tree)
+    available_devices()  # or its error now
     files = find_files(model, draft, shape, token_map, config, hub)
     if files.head is None and speculative_draft_model_quantization is not None:
         raise ValueError("speculative_draft_model_quantization needs a draft head, and there is none: give draft")

@@ -37,6 +37,17 @@ UNTIMED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 too. Products are then cuBLAS's, which has its own rules to choose by; Triton's would get tiles that fit nothing."""
 
 
+def available_devices() -> list[jax.Device]:
+    """JAX's devices, of all processes. Raises ValueError if it finds none, such as for another platform in JAX_PLATFORMS."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform that it knows is there
+        reason = " ".join(str(error).split())[:500] or "no such platform is here"
+        raise ValueError(
+            f"JAX finds no devices: {reason} (JAX_PLATFORMS is {jax.config.jax_platforms!r:.80}; unset, JAX takes what is here)"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Placement:
     """The devices that share a model, by their numbers among JAX's."""

@@ -125,12 +125,12 @@ def memory() -> dict[str, int]:
 
 def devices() -> list[dict[str, Any]]:
     """JAX's devices, or its error if it finds none."""
-    import jax
+    from jaxspec.placement import available_devices  # imports JAX
 
     try:
-        found = jax.devices()
-    except RuntimeError as error:  # such as a plugin that does not match its driver: the report is for this
-        return [{"error": str(error)[:SHOWN_CHARACTERS]}]
+        found = available_devices()
+    except ValueError as error:  # such as a plugin that does not match its driver: the report is for this
+        return [{"error": str(error)}]
     return [{"kind": device.device_kind, "platform": device.platform, **device_memory(device.memory_stats())} for device in found]
 
 

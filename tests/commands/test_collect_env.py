@@ -8,6 +8,7 @@ import pytest
 
 from jaxspec.commands import collect_env
 from jaxspec.commands.collect_env import as_text, checkout, main, output, plain_name, variables
+from jaxspec.load import load_models
 
 
 def test_the_report_has_every_section_in_both_forms(capsys, monkeypatch, tmp_path):
@@ -37,12 +38,18 @@ def test_only_variables_that_matter_are_told():
     assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "JAX_PLATFORMS": "cpu"}
 
 
-def test_devices_that_fail_are_part_of_the_report(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"), [(RuntimeError("no\n driver"), "no driver"), (AssertionError(), "no such platform is here")]
+)
+def test_devices_that_fail_are_part_of_the_report_and_an_error_elsewhere(monkeypatch, error, said):
     def fails() -> None:
-        raise RuntimeError("no driver")
+        raise error
 
     monkeypatch.setattr(jax, "devices", fails)
-    assert collect_env.devices() == [{"error": "no driver"}]
+    (found,) = collect_env.devices()
+    assert found["error"].startswith(f"JAX finds no devices: {said} (JAX_PLATFORMS is ")
+    with pytest.raises(ValueError, match=said):
+        load_models()
 
 
 def test_a_clone_has_a_commit(tmp_path):
