@@ -6,10 +6,10 @@ Answers come from an `AnswerSource`, an engine in this process (chat_engine.py) 
 import contextlib
 import difflib
 import json
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from jaxspec.commands.chat_screen import THINKING, Screen
@@ -247,7 +247,7 @@ class ChatLoop:
     def _save(self, file: str) -> None:
         if not file:
             raise ValueError("/save needs the name of a file")
-        with Path(file).expanduser().open("x", encoding="utf-8") as stream:  # never over another file
+        with open(os.path.expanduser(file), "x", encoding="utf-8") as stream:  # never over another file
             stream.write(json.dumps({"messages": self._with_system(self.messages)}, ensure_ascii=False) + "\n")
         self.screen.note(f"written: {file}")
 

@@ -156,7 +156,8 @@ def compilation_cache() -> dict[str, Any]:
     if directory is None:
         return {"directory": "off"}
     sizes = [file.stat().st_size for file in directory.rglob("*") if file.is_file()]
-    shown = f"~/{directory.relative_to(Path.home())}" if directory.is_relative_to(Path.home()) else str(directory)  # no user's name
+    home = os.path.expanduser("~")
+    shown = f"~/{directory.relative_to(home)}" if directory.is_relative_to(home) else str(directory)  # no user's name
     return {"directory": shown, "files": len(sizes), "bytes": sum(sizes)}
 
 

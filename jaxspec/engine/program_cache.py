@@ -76,8 +76,8 @@ def enable_compilation_cache() -> Path | None:
     if chosen.lower() == "off":
         return None
     if jax.config.jax_compilation_cache_dir is None:
-        directory = Path(chosen).expanduser() if chosen else cache_directory() / "programs"
         try:
+            directory = Path(os.path.expanduser(chosen)) if chosen else cache_directory() / "programs"
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             logger.warning("compiled programs are not kept: %s; JAXSPEC_COMPILATION_CACHE names another directory", error)

@@ -152,10 +152,11 @@ def test_without_colours_the_command_says_why(monkeypatch):
 
 def test_a_conversation_is_saved_and_no_file_is_written_over(tmp_path: Path):
     file = tmp_path / "chat.json"
-    _, screen, _ = chatting("one", f"/save {file}", f"/save {file}", "/save", system="be brief")
+    _, screen, _ = chatting("one", f"/save {file}", f"/save {file}", "/save", "/save ~nobody-here/x", system="be brief")
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "<one>"}]
     assert json.loads(file.read_text()) == {"messages": [SYSTEM, *said]}
     assert screen.notes[1] == f"written: {file}" and "File exists" in screen.notes[2] and "needs the name" in screen.notes[3]
+    assert "No such file or directory: '~nobody-here/x'" in screen.notes[4]
 
 
 def test_help_lists_every_command_and_a_wrong_one_is_no_question():
