@@ -48,10 +48,14 @@ _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
 _OF_HEADS = (*HEAD, *(name for name, needed in _NEEDING.items() if needed == "head"))
+_VLLMS = ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)
+"""What --speculative-config says always, and _WINDOWS what it may say."""
+_WINDOWS = ("speculative_ngram_min_match_window_size", "speculative_ngram_max_match_window_size")
+_WANTING_DRAFTS = ("tree", *TREE, "speculative_ngram", "speculative_adaptive")
 _SAYING_THE_SAME = (
     (("tree",), TREE),
     (TREE, ("tree",)),
-    (("speculative_config",), ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)),
+    (("speculative_config",), (*_VLLMS, "speculative_draft_model_revision", *_WINDOWS)),
     (("speculative_draft_model_path",), ("speculative_config", "speculative_algorithm")),
     (("speculative_algorithm",), ("speculative_config",)),
 )
@@ -241,20 +245,22 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     if options.config is not None:
         in_file, told = read_config(Path(options.config), parser), options
         options = parser.parse_args([*in_file, f"--config={options.config}", *argv])  # an option ends a list at the end of the file
-        vars(options).update({name: vars(told)[name] for name in _outdone(told)})
+        vars(options).update({name: vars(told)[name] for name in _outdone(told, options)})
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options
 
 
-def _outdone(told: argparse.Namespace) -> set[str]:
-    """What does not count in a config file beside the options of the command line."""
+def _outdone(told: argparse.Namespace, both: argparse.Namespace) -> set[str]:
+    """What does not count in a config file beside the options of the command line. `both`: what these and the file say."""
     outdone = {each for names, others in _SAYING_THE_SAME if any(vars(told)[name] is not None for name in names) for each in others}
     algorithm = algorithm_of(told.speculative_algorithm)
     if algorithm == "NONE" or (told.tree is not None and not told.tree.num_steps):
         outdone.update(("speculative_config", *_OF_DRAFTS, *_NEEDING))
     elif algorithm == NGRAM:
         outdone.update(_OF_HEADS)
+    elif algorithm_of(both.speculative_algorithm) == "NONE" and any(vars(told)[name] for name in _WANTING_DRAFTS):
+        outdone.add("speculative_algorithm")
     return outdone
 
 
@@ -273,12 +279,11 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
 def _speculation(options: argparse.Namespace, given: Collection[str], needing: Collection[str]) -> SpeculativeConfig:
     """Which head and tree, in our options, SGLang's or vLLM's."""
     if options.speculative_config is not None:
-        for name in ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE):
+        config = parse_speculative_config(options.speculative_config)
+        revision = ("speculative_draft_model_revision",) if config.revision else ()
+        for name in (*_VLLMS, *revision, *(name for name in _WINDOWS if _SAME_VALUE[name] in config.engine)):
             if name in given:
                 raise ValueError(f"{VLLM_FLAG} and {OPTIONS[name].flag} say the same: leave one of them out")
-        config = parse_speculative_config(options.speculative_config)
-        if config.revision and options.speculative_draft_model_revision:
-            raise ValueError(f"{VLLM_FLAG} and --speculative-draft-model-revision both name a revision: leave one of them out")
         return config
     algorithm = algorithm_of(options.speculative_algorithm)
     if algorithm in (None, NGRAM) and options.speculative_draft_model_path in TEXT_NAMES:

@@ -362,6 +362,11 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
             "--speculative-algorithm NONE --speculative-accept-threshold-acc 0.5",
             "--speculative-accept-threshold-acc can't be combined with",
         ),
+        (
+            '--speculative-config {"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":8} '
+            "--speculative-ngram-max-match-window-size 9",
+            "--speculative-config and --speculative-ngram-max-match-window-size say the same",
+        ),
         ("--speculative-accept-threshold-single 0", "--speculative-accept-threshold-single must be in (0, 1]"),
         ("--speculative-accept-threshold-acc 1.5", "--speculative-accept-threshold-acc must be in (0, 1]"),
         ("--speculative-draft-window-size 0", "--speculative-draft-window-size must be at least 1"),
@@ -451,6 +456,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
         ("speculative-config: {method: eagle3, model: y}", "--draft x --tree 3/1/4"),
         ("speculative-algorithm: NONE", "--draft x --tree 3/1/4"),
         ("speculative-algorithm: NGRAM", "--draft x --tree 3/1/4"),
+        ("speculative-algorithm: NONE", "--tree 3/1/4"),
+        ("speculative-algorithm: NONE", "--speculative-ngram --speculative-num-steps 3 --speculative-eagle-topk 1"),
+        (
+            "speculative-draft-model-revision: a\nspeculative-ngram-max-match-window-size: 9",
+            '--speculative-config {"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":8}',
+        ),
     ],
 )
 def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str, command: str):
@@ -506,7 +517,7 @@ def test_vllms_nested_speculation(tmp_path: Path):
         ("", "must hold options, one per line"),
         ("port: 1\n  host: x", "is not valid YAML"),
         ("served-model-name: !!python/object/apply:os.system [exit]\nzebra: 1", "zebra is not an option"),
-        ("a: &a [x, x]\nb: &b [*a, *a]", "line 1 has an alias, which is not supported"),
+        ("a: &a [x, x]\nb: &b [*a, *a]", "line 2 has an alias, which is not supported"),
         (b"port: \xff", "is not YAML"),
         ("[" * 5000, "is not YAML"),
         ("# " + "x" * MAX_BYTES, f"is larger than {MAX_BYTES} bytes"),
