@@ -11,6 +11,8 @@ from jaxspec.checks import require_size
 
 MANIFEST = "jaxspec.json"
 """The file of a converted checkpoint (converted.py)."""
+HEADS = ("EAGLE", "EAGLE3", "MTP", "DFLASH", "DSPARK")
+"""The kinds of heads, HeadConfig.algorithm."""
 MTP_PREFIX = "model.mtp_layers."
 MARKOV = "markov_head.markov_w"
 """DSpark's two matrices of biases, 1 and 2."""

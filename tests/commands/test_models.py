@@ -77,6 +77,9 @@ def test_directories_with_models_are_listed_and_others_are_not(model: TinyModel,
         shutil.copytree(source, tmp_path / name)
     (tmp_path / "converted").mkdir()
     (tmp_path / "converted/jaxspec.json").write_text('{"kind": "target", "draft": "abc"}')
+    (tmp_path / "hostile").mkdir()
+    (tmp_path / "hostile/jaxspec.json").write_text('{"kind": "\\u001b]0;x\\u0007"}')
+    (tmp_path / "b\x1b[2J\n.gguf").touch()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/config.json").write_text("{}")
     (tmp_path / "broken").mkdir()
@@ -86,6 +89,7 @@ def test_directories_with_models_are_listed_and_others_are_not(model: TinyModel,
     found = {Path(name).name: kind for name, (kind, *_) in listed(capsys.readouterr().out).items()}
     own = {"jaxspec-demo": "llama target, EAGLE3 head", "smollm2": "llama target, EAGLE3 head, chat"}
     directories = {"target": "llama target", "head": "EAGLE head", "converted": "converted target, head", "a.gguf": "GGUF file"}
+    directories["b\ufffd[2J\ufffd.gguf"] = "GGUF file"
     assert found == own | directories
 
 
