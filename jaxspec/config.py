@@ -272,6 +272,10 @@ _POSITIVE = (
 )
 
 
+MAX_SLOTS = 2**31
+"""Slots have numbers of 32 bits."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: sizes of the cache, batch and prefill chunks, and how it speculates."""
@@ -355,6 +359,8 @@ class EngineConfig:
             for name in ("ngram_min_match", "ngram_max_match", "ngram_share"):
                 if getattr(self, name) != getattr(EngineConfig, name):
                     raise ValueError(f"{name} has no effect without n-gram drafts: give ngram=True")
+        if (tokens := (self.num_pages or 0) * self.page_size) >= MAX_SLOTS:
+            raise ValueError(f"num_pages: a cache has less than {MAX_SLOTS} tokens, got {tokens}")
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: give adaptive=True")
         known: dict[str, Sequence[str]] = {"matmul": MATMULS, "kv_cache_dtype": KV_CACHE_DTYPES}

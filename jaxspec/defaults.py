@@ -45,7 +45,7 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
     if str(model) == SMOLLM2 and not path.exists():
         file = smollm2_file()
         if file is None:
-            raise ValueError(f"{SMOLLM2} comes with a package: {SMOLLM2_INSTALL}")
+            raise ValueError(unknown_model(SMOLLM2))
         path = file
     check_name(path)
     path = local_path(path, hub, weights=weights)
@@ -66,6 +66,8 @@ def unknown_model(name: str) -> str:
     """The error for a name that is neither a path nor a name on the Hub, with all that would be one."""
     from jaxspec.models.families import FAMILIES
 
+    if name == SMOLLM2:
+        return f"{SMOLLM2} comes with a package: {SMOLLM2_INSTALL}"
     meant = f"did you mean {SMOLLM2}? Else " if difflib.get_close_matches(name.lower(), [SMOLLM2], 1, 0.75) else ""
     return (
         f"{name:.200} does not exist: {meant}give a directory, a GGUF file, {SMOLLM2}, or a name on the Hub such as Qwen/Qwen3-8B, "

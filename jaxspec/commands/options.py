@@ -339,13 +339,15 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
-        words = sys.argv[1:] if args is None else args
-        given = [re.sub("^--[a-z0-9_-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
-        options, rest = self.parse_known_args(given, namespace)
-        unknown = next((argument for argument in rest if argument.startswith("-")), None)
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)  # of the options
+        given = [re.sub("^--[a-z0-9_-]+", lambda name: name[0].replace("_", "-"), word) for word in words[:end]]
+        options, rest = self.parse_known_args([*given, *words[end:]], namespace)
+        unknown = next((argument for argument in rest if argument.startswith("-") and argument in given), None)
         if unknown is not None:
             self.error(f"there is no option {self.with_suggestion(unknown.partition('=')[0])}")
-        return options if not rest else self.error(f"unexpected argument: {rest[0]!r:.200}")
+        where = " behind --" if rest and rest[0] in words[end:] else ""
+        return options if not rest else self.error(f"unexpected argument{where}: {rest[0]!r:.200}")
 
     def with_suggestion(self, name: str) -> str:
         """An unknown name, and what was perhaps meant.

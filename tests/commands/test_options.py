@@ -53,14 +53,25 @@ def test_whole_numbers_have_a_least_and_may_have_a_most(number, fine, wrong, exp
             number(each)
 
 
-@pytest.mark.parametrize(("given", "said"), [("--wrong", "--wrong"), ("--tre=secret", "--tre: did you mean --tree?")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--wrong", "there is no option --wrong"),
+        ("--tre=secret", "there is no option --tre: did you mean --tree?"),
+        ("--wrong -- --a_b", "there is no option --wrong"),
+        ("-- --a_b --tree plain", "unexpected argument behind --: '--tree'"),
+        ("a b", "unexpected argument: 'b'"),
+    ],
+)
 def test_a_wrong_option_is_one_line_with_the_one_that_was_perhaps_meant(capsys, given, said):
     parser = Parser("jaxspec x")
+    parser.add_argument("prompt", nargs="?")
     add_tree_options(parser)
     with pytest.raises(SystemExit) as exit:
-        parser.parse_args([given])
+        parser.parse_args(given.split())
     assert exit.value.code == 2
-    assert capsys.readouterr().err == f"jaxspec x: error: there is no option {said} (see --help)\n"
+    assert capsys.readouterr().err == f"jaxspec x: error: {said} (see --help)\n"
+    assert parser.parse_args(["--speculative_num_steps", "3", "--", "--a_b"]).prompt == "--a_b"
 
 
 def as_markdown() -> Iterator[str]:

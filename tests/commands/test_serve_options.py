@@ -373,6 +373,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-draft-sink-size 4", "(4) needs a --speculative-draft-window-size"),
         ("--max-queued-requests 0", "--max-queued-requests must be at least 1"),
         ("--max-total-tokens 15", "--max-total-tokens must be at least one page, 16 tokens, got 15"),
+        ("--max-total-tokens 100000000000000", "--max-total-tokens: a cache has less than 2147483648 tokens, got 100000000000000"),
         ("--max-total-tokens -5 --page-size 1", "--max-total-tokens must be"),
         ("--page-size 0 --max-total-tokens 5", "--page-size must be at least 1"),
         ("--page-size 0", "--page-size must be at least 1"),
