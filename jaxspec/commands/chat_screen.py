@@ -1,5 +1,6 @@
 """The terminal of `jaxspec chat`: lines in, answers and notes out. Loads no JAX."""
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ class Screen:
         self._dims = sys.stderr.isatty() and not no_color
         if self.is_terminal:
             import readline  # noqa: F401  # edits the lines of `input`, and remembers them
+        elif isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # or a line that can't be decoded would take others with it
 
     def read(self) -> str | None:
         """The next line; None at the end of the input. Raises KeyboardInterrupt for Ctrl-C."""

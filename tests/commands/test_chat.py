@@ -1,5 +1,6 @@
 """jaxspec chat: the conversation, its commands and figures, over a scripted source; and its command line."""
 
+import io
 import json
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_an_answer_that_fails_is_no_part_of_the_conversation():
     source.between = ValueError("no more")
     spoken, screen, _ = chatting("one", "two", source=source)
     assert spoken.messages == [] and screen.notes == ["error: no more"] * 2 and source.closed == 2
+
+
+def test_without_a_reader_nothing_more_is_asked():
+    source = Echo()
+    source.between = BrokenPipeError()
+    with pytest.raises(BrokenPipeError):
+        chatting("one", "two", source=source)
+    assert len(source.asked) == 1
+
+
+def test_a_line_that_can_not_be_decoded_takes_no_other_with_it(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\nb\n"), "utf-8"))
+    screen = Screen()
+    assert [screen.read() for _ in range(3)] == ["a\udcff\n", "b\n", None]
 
 
 def test_trees_and_plain_decoding():
