@@ -21,7 +21,7 @@ from starlette.types import Scope
 from jaxspec.engine.request import EngineClosed, EngineError, RequestError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
-from jaxspec.server.sending import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse
+from jaxspec.server.sending import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse, to_json
 
 MAX_ECHO = 200
 MAX_NAME = 80
@@ -54,7 +54,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class ApiError(Exception):
-    """A failure to report to the client. `param` names the field at fault; `code` is OpenAI's code, or None for the status."""
+    """A failure to report to the client. `param` names the field at fault; `code` is the API's, or None for the status."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None):
         super().__init__(message)
@@ -75,13 +75,16 @@ class ApiError(Exception):
     def anthropic_report(self) -> AnthropicErrorResponse:
         """The same in Anthropic's shape, which has no place for the field: messages name it."""
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
-        return AnthropicErrorResponse(type="error", error=AnthropicErrorDetail(type=kind, message=_encodable(str(self))))
+        error = AnthropicErrorDetail(type=kind, message=_encodable(str(self)))
+        if isinstance(self.code, str):
+            error.details = {"error_code": self.code}
+        return AnthropicErrorResponse(type="error", error=error)
 
     def response_to(self, scope: Scope) -> Response:
         """The response to a request, in the shape of its endpoint."""
         path = path_of(scope)
         report: BaseModel = self.anthropic_report if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/") else self.report
-        return Response(report.model_dump_json(), self.status, HEADERS.get(self.status), "application/json")
+        return Response(to_json(report), self.status, HEADERS.get(self.status), "application/json")
 
 
 def wrong(field: str, said: str) -> ApiError:

@@ -67,12 +67,14 @@ RESPONSES = (
 )
 """The Responses API: what it keeps between requests, runs itself, or says otherwise than chat completions."""
 MESSAGES = (
-    each("container mcp_servers inference_geo diagnostics user_profile_id workspace_id")
+    each("container mcp_servers inference_geo diagnostics user_profile_id workspace_id compaction fallback_credit_token")
+    | each("billing_policy", {"type": "billing_policy", "bill_to": "self"})
+    | each("fallbacks", "default")
     | each("speed", "standard")
     | each("service_tier", "auto", "standard_only")
     | each("context_management", {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 )
-"""Anthropic's Messages API. The last value keeps all thinking, as is done here."""
+"""Anthropic's Messages API, its beta included. The last value keeps all thinking, as is done here."""
 GENERATE = (
     each("""
         token_ids_logprob image_data audio_data video_data lora_id session_id session_params input_embeds mm_hashes

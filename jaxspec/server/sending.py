@@ -45,6 +45,8 @@ class AnthropicErrorDetail(ResponseModel):
 
     type: str
     message: str
+    details: dict[str, str] | None = None
+    """{"error_code": ...}, if there is more to tell apart than the type."""
 
 
 class AnthropicErrorResponse(TypedEvent):

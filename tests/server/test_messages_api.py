@@ -187,7 +187,7 @@ def test_thinking_is_the_templates():
     with served(template=THINKS, reasoning=REASONING_FORMATS["qwen3"]) as client:
         for thinking, prompt in (
             (None, "hi"),
-            ({"type": "adaptive"}, "hi"),
+            ({"type": "adaptive", "block_binding": {}}, "hi"),
             ({"type": "enabled", "budget_tokens": 1024}, "hi<think>"),
             ({"type": "disabled"}, "hino"),
         ):
@@ -245,6 +245,7 @@ def test_arguments_with_an_odd_character_are_not_lost(text: str, arguments: dict
         ({"temperature": 1.5}, "temperature"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "--reasoning-parser"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported yet"),
+        ({"thread": {"type": "create"}}, "thread is not supported"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format.schema"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"max_tokens": 60}, "messages has 9 tokens and max_tokens asks for 60 more"),
@@ -271,6 +272,8 @@ def test_every_failure_has_anthropics_shape(client: Client):
     kinds[f"{MESSAGES}/batches", 404] = client.post(f"{MESSAGES}/batches"), "not_found_error"
     for (_, status), (response, kind) in kinds.items():
         assert refusal(response, status)["type"] == kind
+    thread = refusal(client.post(MESSAGES, **body, thread={"type": "create"}), 400)
+    assert thread["details"] == {"error_code": "thread_unsupported_request"}, "so clients know that they must do without"
 
 
 def test_a_key_may_come_as_x_api_key():

@@ -57,7 +57,7 @@ class AnthropicToolChoice(RequestModel):
     """True: the answer has one call at most."""
 
 
-@neutral(each("display", "summarized"))
+@neutral(each("display", "summarized") | each("block_binding", {}))
 class ThinkingOptions(RequestModel):
     """Whether the model thinks. Its thinking comes as it is, not as a summary."""
 
@@ -74,7 +74,7 @@ class OutputFormat(RequestModel):
     schema_: Schema = Field(alias="schema")
 
 
-@neutral(each("effort", "high"))
+@neutral(each("effort", "high") | each("task_budget"))
 class OutputOptions(RequestModel):
     """How the answer shall be."""
 
@@ -125,10 +125,19 @@ class MessagesRequest(CountTokensRequest):
     """Our own: speculation for this request."""
     request_id: RequestName | None = None
     """vLLM's: the request's name for /abort_request. None: its x-request-id."""
+    thread: Any = None
+    """A conversation that the server keeps: there are none, and the refusal makes clients send all messages."""
 
 
 def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
     """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
+    own: dict[str, Any] = {}
+    if isinstance(body, MessagesRequest):
+        if body.thread is not None:  # by this code anthropic's tool_runner knows that it must do without
+            said = "thread is not supported, as no conversation is kept here: leave it out, and send all messages"
+            raise ApiError(400, said, param="thread", code="thread_unsupported_request")
+        names = ("max_tokens", "temperature", "stream", "priority", "speculative", "request_id", *SAMPLING)
+        own = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
     last = body.messages[-1]
     messages = [] if body.system is None else [Message(role="system", content=content_of(body.system))]
     for index, message in enumerate(body.messages):
@@ -140,10 +149,6 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         raise wrong("messages:", "the last one calls tools: send their results after it")
     choice, asked = body.tool_choice, None if body.output_config is None else body.output_config.format
     schema = None if asked is None else JsonSchemaFormat.model_construct(schema=asked.schema_)
-    own: dict[str, Any] = {}
-    if isinstance(body, MessagesRequest):
-        names = ("max_tokens", "temperature", "stream", "priority", "speculative", "request_id", *SAMPLING)
-        own = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
     return ChatRequest.model_construct(  # of what was checked
         model=body.model,
         messages=messages,

@@ -12,6 +12,12 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"name": "weather", "description": "Tells.", "input_schema": SCHEMA}
 
 
+@anthropic.beta_tool
+def weather(city: str) -> str:
+    """Tells."""
+    return f"9 degrees in {city}"
+
+
 def summary(message: Any) -> dict[str, Any]:
     """What an answer tells, without its ids."""
     thought, text, call = message.content
@@ -43,6 +49,11 @@ def ask_in_all_ways(url: str) -> list[dict[str, Any]]:
         turns = [question, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
         again = client.messages.create(**body | {"messages": turns, "tool_choice": {"type": "any"}})
         assert again.usage.input_tokens > whole.usage.input_tokens
+        for stream in (False, True):  # the runner asks for a thread first, and must learn that it has to do without
+            asked = body | {"tools": [weather], "stream": stream, "max_iterations": 2}
+            ran = [each.get_final_message() if stream else each for each in client.beta.messages.tool_runner(**asked)]
+            assert [each.stop_reason for each in ran] == ["tool_use"] * 2, ran
+            assert ran[0].usage.input_tokens < ran[1].usage.input_tokens, "the second request has the first one's call"
         for wrong, said in (
             ({"max_tokens": 0}, "max_tokens"),
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
