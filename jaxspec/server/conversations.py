@@ -32,6 +32,8 @@ class FunctionCall(RequestModel):
     name: ToolName
     arguments: str
     """A JSON object; empty: no arguments."""
+    parsed_arguments: Any = None
+    """openai-python's, read of the arguments by its helpers. Without effect."""
 
 
 class ToolCall(RequestModel):
@@ -64,6 +66,8 @@ class Message(RequestModel):
     """Of a tool: the call that this is the result of."""
     reasoning_content: str | None = None
     """Of an assistant: its thinking, for templates that read it."""
+    parsed: Any = None
+    """openai-python's, read of the content by its helpers. Without effect."""
 
     @field_validator("tool_calls")
     @classmethod

@@ -157,9 +157,10 @@ def prompt_of(client: Client, messages: list[dict[str, Any]], **body: Any) -> st
 
 
 def test_the_template_gets_tools_calls_and_results(client: Client):
+    parsed = {**CALLED, "function": {**CALLED["function"], "parsed_arguments": {"city": "Paris"}}}  # openai's helpers add these
     turns = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "assistant", "content": None, "tool_calls": [parsed], "parsed": None},
         {"role": "tool", "tool_call_id": "1", "content": "9"},
     ]
     assert prompt_of(client, turns, tools=[TOOL]) == 'weather;user:hi|assistant:weather{"city": "Paris"}|tool:9|assistant:'

@@ -23,6 +23,8 @@ class ItemText(RequestModel):
     text: str
     logprobs: Entries | None = None
     """Of an earlier answer; they have no effect."""
+    parsed: Any = None
+    """openai-python's, read of the text by its helpers. Without effect."""
 
 
 type ItemTexts = Annotated[list[ItemText], FailFast()]
@@ -39,14 +41,14 @@ NEEDED = {
 }
 ALLOWED = {
     "message": "id status",
-    "function_call": "id status",
+    "function_call": "id status parsed_arguments async async_",
     "function_call_output": "id status name",
     "reasoning": "id status content summary",
 }
 """Fields of items, by type: those that an item must have, and others that it may have."""
 
 
-@neutral(each("phase namespace caller encrypted_content"))
+@neutral(each("phase namespace caller encrypted_content") | each("async async_", False))  # openai-python says both
 class InputItem(KindedModel):
     """A message, a call of an earlier answer, its result, or the thinking of an earlier answer."""
 
@@ -59,6 +61,8 @@ class InputItem(KindedModel):
     name: ToolName | None = None
     arguments: str | None = None
     """The text of a JSON object; empty: no arguments."""
+    parsed_arguments: Any = None
+    """openai-python's, read of the arguments by its helpers. Without effect."""
     output: TextOrTexts | None = None
     summary: ItemTexts | None = None
     """What stands for thinking that has no content."""

@@ -133,6 +133,17 @@ def logprobs_of_chat(client: Client) -> None:
 
 
 @check
+def answers_can_be_sent_back(client: Client) -> None:
+    """Also those of the helpers, which add what they have read of an answer."""
+    body = dict(model=client.model, messages=MESSAGES, temperature=0, max_tokens=200, stop="self.")
+    with client.blocking.chat.completions.stream(**body) as stream:
+        helped = [stream.get_final_completion(), client.blocking.chat.completions.parse(**body)]
+    for message in (each.choices[0].message for each in (client.blocking.chat.completions.create(**body), *helped)):
+        for given in (message, message.to_dict(), message.model_dump()):
+            client.blocking.chat.completions.create(**body | {"messages": [*MESSAGES, given, MESSAGES[-1]], "max_tokens": 1})
+
+
+@check
 def echo(client: Client) -> None:
     for way in WAYS:
         plain, echoed = (client.ask(way, COMPLETIONS, prompt=PROMPT, echo=value, **GREEDY) for value in (False, True))

@@ -39,9 +39,10 @@ def ask_in_all_ways(url: str) -> list[dict[str, Any]]:
             helped = [event.type for event in stream]
             final = stream.get_final_response()
         assert helped[-1] == "response.completed" and "response.function_call_arguments.delta" in helped, helped
-        result = {"type": "function_call_output", "call_id": whole.output[-1].call_id, "output": "9 degrees"}
-        again = client.responses.create(**body | {"input": [{"role": "user", "content": "hi"}, *whole.output, result]})
-        assert again.usage.input_tokens > whole.usage.input_tokens
+        for items in (whole.output, final.output, [item.to_dict() for item in final.output], [dict(item) for item in final.output]):
+            result = {"type": "function_call_output", "call_id": dict(items[-1])["call_id"], "output": "9 degrees"}
+            again = client.responses.create(**body | {"input": [{"role": "user", "content": "hi"}, *items, result]})
+            assert again.usage.input_tokens > whole.usage.input_tokens
         try:
             client.responses.create(previous_response_id=whole.id, **body)
         except openai.BadRequestError as error:
