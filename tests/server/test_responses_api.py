@@ -126,12 +126,15 @@ def test_the_thinking_is_counted_in_tokens(caller: Client):
 
 
 def test_turns_are_kept_apart(caller: Client):
-    """What one answer can't have in this order is another's."""
+    """What one answer can't have in this order is another's. One that speaks after its calls is followed by their results."""
     call = {"type": "function_call", "call_id": "1", "name": "time", "arguments": ""}
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
-    items = [{"role": "assistant", "content": "a"}, call, {"role": "assistant", "content": "b"}, thought, thought, call, call]
+    result = {"type": "function_call_output", "call_id": "1", "output": "9"}
+    first, second = ({"role": "assistant", "content": text} for text in "ab")
+    items = [first, call, second, result, second, first, thought, thought, call, call]
     assert caller.post(RESPONSES, input=items).status_code == 200
-    assert bytes(caller.engine.prompts[-1]).decode() == "assistant:atime{}|assistant:b|assistant:(hm\nhm)time{}time{}|assistant:"
+    turns = ["a\nbtime{}|tool:9", "b", "a", "(hm\nhm)time{}time{}"]
+    assert bytes(caller.engine.prompts[-1]).decode() == "|".join(f"assistant:{turn}" for turn in [*turns, ""])
 
 
 @pytest.mark.parametrize(

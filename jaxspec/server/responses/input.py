@@ -89,23 +89,27 @@ type Input = Annotated[
 
 
 class Turn:
-    """An assistant's turn: thinking, then text, then calls, each of which may be missing."""
+    """An assistant's turn: thinking, then texts and calls, each of which may be missing."""
 
     def __init__(self) -> None:
+        self._newest = ""
         self._thinking: list[str] = []
-        self._content: str | None = None
+        self._texts: list[str] = []
         self._calls: list[ToolCall] = []
 
     def fits(self, item: InputItem) -> bool:
-        """Whether the item can be a part of it: the order is kept."""
-        return item.type == "function_call" or not (self._calls or self._content is not None)
+        """Whether the item can be a part of it: an answer thinks first, and two messages in a row are two answers."""
+        if item.type == "message":
+            return self._newest != "message"
+        return item.type == "function_call" or self._newest in ("", "reasoning")
 
     def add(self, item: InputItem, param: str) -> None:
         """Raises ApiError for arguments that are no JSON object, and for too many calls."""
+        self._newest = item.type
         if item.type == "reasoning":
             self._thinking.append(text_of(item.content or item.summary or ""))
         elif item.type == "message":
-            self._content = text_of(item.content)
+            self._texts.append(text_of(item.content))
         else:
             json_object(item.arguments or "", f"{param}.arguments")
             if len(self._calls) == MAX_TOOLS:
@@ -115,9 +119,9 @@ class Turn:
 
     def messages(self) -> Iterator[Message]:
         """The message, if there is anything in it."""
-        if self._calls or self._content is not None or self._thinking:
+        if self._newest:
             thinking = "\n".join(self._thinking) or None
-            content = "" if self._content is None and not self._calls else self._content
+            content = None if self._calls and not self._texts else "\n".join(self._texts)
             yield Message(role="assistant", tool_calls=self._calls or None, content=content, reasoning_content=thinking)
 
 
