@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
+from pydantic import BeforeValidator
 
 from jaxspec.engine.stats import EngineStats
 from jaxspec.server.bodies import JsonBody, documented
@@ -149,8 +150,8 @@ class LoadsResponse(ResponseModel):
 class AbortRequest(RequestModel):
     """POST /abort_request, SGLang's."""
 
-    rid: NameOrNames = None
-    """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error."""
+    rid: Annotated[NameOrNames, BeforeValidator(lambda given: None if given == "" else given)] = None
+    """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error. "": none."""
     abort_all: bool | None = None
     """All requests are ended."""
 
