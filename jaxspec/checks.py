@@ -155,14 +155,17 @@ class JsonSchema(NamedTuple):
                 value = value.model_json_schema()
         try:
             schema = json.loads(value) if isinstance(value, str) else value
-            if not isinstance(schema, Mapping):
-                raise TypeError
+        except (ValueError, RecursionError):
+            schema = None
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"{name} must be {self.what}, an object, got {short(value)}")
+        try:
             text, parts = "", json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(dict(schema))
             while len(text) <= self.longest and (part := next(parts, "")):  # with an object repeated, all may not fit the memory
                 text += part
             text.encode()
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError(f"{name} must be {self.what}, an object, got {short(value)}") from None
+        except (TypeError, ValueError, RecursionError) as error:  # such as an infinite number, or half of a surrogate pair
+            raise ValueError(f"{name} can't be written as JSON: {error!s:.{MAX_REASON}}") from None
         if len(text) > self.longest:
             raise ValueError(f"{name} has more than {self.longest} characters")
         return text
@@ -322,11 +325,7 @@ MODEL: dict[str, Check] = {
         ["eagle_aux_hidden_state_layer_ids", "target_layer_ids", "aux_hidden_states_layer_ids"],
         ListOf(Whole(-MAX_LAYERS, MAX_LAYERS)),
     ),
-    "fc_norm": Flag(),
-    "use_aux_norm": Flag(),
-    "norm_before_fc": Flag(),
-    "norm_before_residual": Flag(),
-    "norm_output": Flag(),
+    **dict.fromkeys(["fc_norm", "use_aux_norm", "norm_before_fc", "norm_before_residual", "norm_output"], Flag()),
 }
 CONFIG = Fields(MODEL | {"eagle_config": Fields(MODEL), "transformer_layer_config": Fields(MODEL)})
 """The attributes of config.json that are read, those of any kind of model together."""

@@ -81,7 +81,7 @@ class Message(RequestModel):
     @classmethod
     def check_content(cls, value: Any, info: ValidationInfo) -> Any:
         """Only calls make up for content."""
-        if value is None and not info.data.get("tool_calls"):
+        if value is None and not info.data.get("tool_calls", True):  # they are missing there if they are wrong themselves
             raise PydanticCustomError("missing", "Input should be a string or a list of text parts")
         return value
 

@@ -200,6 +200,7 @@ ASSISTANT = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name"
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": [*USER, ASSISTANT]}, "messages.1.tool_calls.0.function.arguments"),
         ({"messages": [{**ASSISTANT, "role": "user", "content": "x"}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
         ({"continue_final_message": True}, "continue_final_message"),
         (
@@ -215,6 +216,7 @@ ASSISTANT = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name"
 def test_what_is_wrong_is_refused_by_name(client: Client, body: dict[str, Any], param: str):
     error = refusal(client.post(CHAT, **({"messages": USER} | body)), 400)
     assert error["param"] == param and param in error["message"]
+    assert ("content is required" in error["message"]) == param.endswith("content"), error["message"]
     assert client.engine.params == []
 
 
@@ -233,6 +235,18 @@ def test_parameters_that_a_format_can_not_write_are_refused():
             tool["function"]["parameters"] = {"properties": properties}
             error = refusal(own.post(CHAT, messages=USER, tools=[tool], tool_choice="required"), 400)
             assert error["param"] == "tools" and f"the parameters of f have {said}" in error["message"]
+
+
+@pytest.mark.parametrize("value", ["Infinity", '"\\ud800"'])
+def test_what_no_json_can_hold_is_the_fault_of_its_field(client: Client, value: str):
+    """The grammar that is made of it is ours."""
+    tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {{"const": {value}}}}}}}'
+    for field, body in (
+        ("tools", f'"tools": [{tool}], "tool_choice": "required"'),
+        ("structured_outputs.json", f'"structured_outputs": {{"json": {{"const": {value}}}}}'),
+    ):
+        error = refusal(client.post_text(CHAT, f'{{"messages": {json.dumps(USER)}, {body}}}'), 400)
+        assert error["param"] == field and error["message"].startswith(f"{field} can't be written as JSON: ")
 
 
 def test_a_choice_that_is_no_tool_is_named_alone(client: Client):
