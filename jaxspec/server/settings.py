@@ -58,7 +58,7 @@ class ServerSettings:
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM; a second signal ends them at once."""
     request_timeout: float | None = None
-    """Seconds after which a request, waiting included, ends with status 504. None: never."""
+    """Seconds after which a request, waiting included, ends with status 504, not before its grammar is compiled. None: never."""
     allowed_origins: tuple[str, ...] = ()
     """Other sites whose scripts may call the server: their origins, by commas, or * for all. None: only its own."""
     strict_model_name: bool = False
