@@ -9,11 +9,10 @@ from typing import Any, Self
 
 from jaxspec.config import TreeLike
 from jaxspec.engine.driver import EngineThread
-from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
-from jaxspec.llm import Params
+from jaxspec.llm import BROKEN, CLOSED, Params, warming_up
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
@@ -30,8 +29,8 @@ class AsyncLLM:
 
     def __init__(self, *arguments, **options):
         models = load_models(*arguments, **options)
-        self.model_name, self.tokenizer = models.name, models.tokenizer
-        self._thread, self._progress = EngineThread(models.engine), models.progress
+        self.model_name, self.tokenizer, self._progress = models.name, models.tokenizer, models.progress
+        self._thread = EngineThread(models.engine, closed=CLOSED, broken=BROKEN)
         self._chats = ChatEncoder(self.tokenizer)
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each unfinished request."""
@@ -112,8 +111,8 @@ class AsyncLLM:
     async def warm_up(self, *, wait_for_all: bool = True, progress: bool | None = None) -> float:
         """As LLM.warm_up. Requests that are made meanwhile wait."""
         shown = self._progress if progress is None else progress
-        warm_up = partial(Engine.warm_up, wait_for_all=wait_for_all, progress=shown)
-        return await asyncio.wrap_future(self._thread.call(warm_up))
+        with warming_up(self._thread, wait_for_all=wait_for_all, progress=shown) as seconds:
+            return await asyncio.wrap_future(seconds)
 
     def stats(self) -> EngineStats:
         """Totals since the start, and the load after the last step."""

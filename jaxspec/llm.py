@@ -1,11 +1,13 @@
 """`LLM`: the Python API. docs/structure.md follows one call through the code."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any, NamedTuple, Self, cast
 
 from jax.typing import DTypeLike
@@ -181,7 +183,8 @@ class LLM:
             ProgramError: a program can't be compiled or fails on its first run.
         """
         shown = self.progress if progress is None else progress
-        return self._thread.call(partial(Engine.warm_up, wait_for_all=wait_for_all, progress=shown)).result()
+        with warming_up(self._thread, wait_for_all=wait_for_all, progress=shown) as seconds:
+            return seconds.result()
 
     def close(self) -> None:
         """Ends what is running and frees the memory. Later calls raise RuntimeError. May be called twice."""
@@ -261,6 +264,24 @@ class Completion(NamedTuple):
     """How errors name its prompt, such as "prompt 3: "."""
     grammar: Grammar | None
     """Held until the engine has the request."""
+
+
+@contextmanager
+def warming_up(thread: EngineThread, *, wait_for_all: bool, progress: bool) -> Iterator[Future[float]]:
+    """The result of Engine.warm_up. It compiles no more once this context is left, as by Ctrl-C, or the thread is closed."""
+    is_left = Event()
+
+    def check() -> None:
+        thread.check_open()
+        if is_left.is_set():
+            raise CancelledError
+
+    seconds = thread.call(partial(Engine.warm_up, wait_for_all=wait_for_all, progress=progress, check=check))
+    try:
+        yield seconds
+    finally:
+        is_left.set()
+        seconds.cancel()
 
 
 def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:

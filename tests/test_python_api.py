@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +16,7 @@ import pytest
 
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
+from jaxspec.decoding.programs import Program
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.request import EngineError, Update
 from jaxspec.grammar import cache
@@ -281,6 +284,31 @@ def test_ctrl_c_ends_the_call_and_no_other(llm):
         assert tokens(llm.generate("ab", GREEDY)) == expected
 
 
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("kind", "ending"), [(LLM, KeyboardInterrupt), (AsyncLLM, KeyboardInterrupt), (LLM, EngineError)])
+def test_ctrl_c_and_closing_end_a_warm_up(files, monkeypatch, kind, ending):
+    compiling, started = list[Program](), threading.Event()
+
+    def compile_slowly(_programs: Programs, program: Program) -> None:
+        compiling.append(program)
+        started.set()
+        time.sleep(0.2)
+
+    def end() -> None:
+        started.wait(20)
+        llm.close() if ending is EngineError else signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(Programs, "_compile", compile_slowly)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # else all may compile at once
+    llm, other = kind(files[0], **OPTIONS), threading.Thread(target=end)
+    other.start()
+    with pytest.raises(ending):
+        asyncio.run(llm.warm_up()) if kind is AsyncLLM else llm.warm_up()
+    other.join()
+    llm.close()
+    assert len(compiling) <= 3, "it closes without compiling the rest"
+
+
 def test_an_llm_that_is_collected_ends_its_thread_and_its_requests(files):
     llm = few_programs(LLM(*files, "2/2/4", **OPTIONS))
     runs, engine = llm._thread._thread, weakref.ref(llm.engine)
@@ -327,7 +355,7 @@ def test_coroutines_share_one_engine(files, llm):
             with pytest.raises(ValueError, match="timeout must be a number of seconds, got '5'"):
                 await anext(other.generate("ab", timeout="5"))
         other.close()
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match="this LLM is closed: create a new one"):
             await anext(other.generate("ab"))
 
     asyncio.run(work())

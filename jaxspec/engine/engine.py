@@ -185,9 +185,9 @@ class Engine:
             adaptive=self.trees.describe() if len(self.trees.own) > 1 else None,
         )
 
-    def warm_up(self, *, progress: bool = False, wait_for_all: bool = True) -> float:
+    def warm_up(self, *, progress: bool = False, wait_for_all: bool = True, check: Callable[[], object] = lambda: None) -> float:
         """Compiles every program that serving can need, so that no launch compiles, and runs each once. Returns the seconds it
-        took.
+        took. What `check` raises, which is called every second, ends the compiling.
 
         wait_for_all=False: compiles only as many as can serve every request. The others compile in the background, smaller sizes
         when a launch asks for them, and are used from the next cycle on. They get no trial run, which would have to wait for the
@@ -199,7 +199,7 @@ class Engine:
         """
         started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
         waited_for = [program for request in self.scheduler.unfinished for program in self.runner.needed_by(request)]
-        programs.compile_all([*(table.all() if wait_for_all else table.first()), *waited_for], progress=progress)
+        programs.compile_all([*(table.all() if wait_for_all else table.first()), *waited_for], progress=progress, check=check)
         programs.seal()
         try:
             self.runner.run_once()

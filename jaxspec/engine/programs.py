@@ -174,11 +174,14 @@ class Programs:
         ready, missing = len(self._compiled), self._missing
         return ProgramCount(ready, ready + missing, self._progress.forecast.left(missing))
 
-    def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
+    def compile_all(
+        self, programs: Iterable[Program], *, progress: bool = False, check: Callable[[], object] = lambda: None
+    ) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock.
 
         Raises:
             ProgramError: the first that can't be compiled.
+            Exception: what `check` raises, which is called every second.
         """
         missing = [program for program in dict.fromkeys(programs) if program not in self._compiled]
         at_once = os.cpu_count() or 1
@@ -187,6 +190,7 @@ class Programs:
             with removing_damaged(), CacheHits() as hits, CompilingProgress(at_once, total=len(missing), shown=progress) as shown:
                 waiting, from_cache = {pool.submit(self._add_named, program, hits) for program in missing}, 0
                 while waiting:
+                    check()
                     ended, waiting = wait(waiting, LOOK_AGAIN, FIRST_COMPLETED)
                     for done in ended:
                         from_cache += done.result().from_cache
@@ -194,7 +198,7 @@ class Programs:
                     count = ProgramCount(len(missing) - len(waiting), len(missing), shown.forecast.left(len(waiting)))
                     shown.look(count, tuple(self._under_way), from_cache)
         finally:
-            pool.shutdown(cancel_futures=True)  # after a failure, or Ctrl-C, the rest need not be compiled
+            pool.shutdown(cancel_futures=True)  # after an exception the rest need not be compiled
         release_memory()
 
     def start_compiler(self) -> None:

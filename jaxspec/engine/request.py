@@ -35,9 +35,6 @@ class RequestError(EngineError):
 class EngineClosed(EngineError):
     """The engine takes no more requests and has dropped those it had."""
 
-    def __init__(self, message: str = "the server is shutting down"):
-        super().__init__(message)
-
 
 @dataclass(frozen=True)
 class GenerationRequest:
