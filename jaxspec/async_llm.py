@@ -12,7 +12,7 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
-from jaxspec.llm import BROKEN, CLOSED, Params, warming_up
+from jaxspec.llm import BROKEN, CLOSED, Ask, Params, warming_up
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
@@ -61,9 +61,8 @@ class AsyncLLM:
             QueueFull: too many requests wait already.
             EngineError: the engine failed on the request, or it is closed.
         """
-        token_ids = await asyncio.to_thread(encode, self.tokenizer, prompt)
-        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(ask, sampling_params, request_id):
+        ask = partial(GenerationRequest, priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(partial(encode, self.tokenizer, prompt), ask, sampling_params, request_id):
             yield update
 
     async def chat(
@@ -78,15 +77,14 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Update]:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
-        self._thread.check_open()
-        token_ids = await asyncio.to_thread(self._chats.encode, messages, chat_template_kwargs)
-        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(ask, sampling_params, request_id):
+        ask = partial(GenerationRequest, priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(partial(self._chats.encode, messages, chat_template_kwargs), ask, sampling_params, request_id):
             yield update
 
     async def _run(
-        self, ask: Callable[[SamplingParams], GenerationRequest], sampling_params: Params | None, request_id: str | None
+        self, encoded: Callable[[], list[int]], ask: Ask, sampling_params: Params | None, request_id: str | None
     ) -> AsyncIterator[Update]:
+        self._thread.check_open()
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
@@ -94,7 +92,10 @@ class AsyncLLM:
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         self._running[name] = names
         try:
-            with await Generation.start(self._thread, [ask(copy) for copy in copies], names) as generation:
+            with self._thread.starting(names):  # it may be ended while its prompt is encoded
+                prompt = tuple(await asyncio.to_thread(encoded))
+                started = await Generation.start(self._thread, [ask(prompt, copy) for copy in copies], names)
+            with started as generation:
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))

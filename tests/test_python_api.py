@@ -347,11 +347,13 @@ def test_coroutines_share_one_engine(files, llm):
             assert other.stats().running == 0
             gate = threading.Event()
             other._thread._grammars._thread.submit(gate.wait)
-            early = asyncio.ensure_future(last(other.generate("ab", SamplingParams(max_tokens=200, regex="[a-z]{200}"), "early")))
-            await asyncio.sleep(0.1)
-            assert await other.abort("early")
-            gate.set()
-            assert (await early).output.finish_reason == "abort"
+            long = SamplingParams(max_tokens=200, regex="[a-z]{200}")
+            for call, prompt, seconds in ((other.generate, "ab", 0.1), (other.generate, "ab", 0.0), (other.chat, HELLO, 0.0)):
+                early = asyncio.ensure_future(last(call(prompt, long, "early")))
+                await asyncio.sleep(seconds)  # 0: its prompt is not encoded yet
+                assert await other.abort("early")
+                gate.set()
+                assert (await early).output.finish_reason == "abort"
             with pytest.raises(ValueError, match="timeout must be a number of seconds, got '5'"):
                 await anext(other.generate("ab", timeout="5"))
         other.close()

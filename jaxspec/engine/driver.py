@@ -134,23 +134,23 @@ class EngineThread:
     def end(self, request_ids: Sequence[str] | None = None) -> "Future[int]":
         """Ends requests (None: all) with the output they have, which is delivered with finish_reason "abort". The result is how
         many there were; unknown ids don't count. One that is `starting` ends when it has started."""
-        work, count = self._work, 0
+        work = self._work
         with self._lock:
-            for name in self._starting if request_ids is None else request_ids:
-                if name in self._starting:
-                    self._starting[name], count = True, count + 1
-        return self._post(Future(), lambda _engine: count + work.end(request_ids))
+            starting = [name for name in self._starting if request_ids is None or name in request_ids]
+            self._starting |= dict.fromkeys(starting, True)
+        return self._post(Future(), lambda _engine: len(starting) + work.end(request_ids))
 
     @contextlib.contextmanager
     def starting(self, names: Sequence[str]) -> Iterator[None]:
-        """Within this context requests with these ids are about to be submitted, and may be ended already."""
+        """Within this context requests with these ids are about to be submitted, and may be ended already. It may be nested."""
         with self._lock:
-            self._starting |= dict.fromkeys(names, False)
+            own = [name for name in names if name not in self._starting]
+            self._starting |= dict.fromkeys(own, False)
         try:
             yield
         finally:
             with self._lock:
-                ended = [name for name in names if self._starting.pop(name, False)]
+                ended = [name for name in own if self._starting.pop(name)]
         if ended:
             self.end(ended)
 
