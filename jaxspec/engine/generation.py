@@ -33,8 +33,7 @@ class Generation:
                 compiled = asyncio.wrap_future(engine.compile(constraint))
                 compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this one is cancelled
                 await asyncio.wait([compiled])  # others may wait, too: a caller that is cancelled must not cancel it
-                if compiled.cancelled():
-                    engine.check_open()
+                engine.check_open()  # closing cancels it
                 grammars.append(compiled.result())  # held until the engine has the requests
             generation = cls(engine, requests, request_ids, came)
         try:

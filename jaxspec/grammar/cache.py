@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
@@ -54,6 +54,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
         self._coming: dict[Constraint, Future[Grammar]] = {}
         self._process: ChildProcess | None = None
+        self._is_closed = False
 
     @cached_property
     def masker(self) -> Masker:
@@ -103,6 +104,8 @@ class Grammars:
         try:
             source = self._source  # before a process is started
             with self._trials:
+                if self._is_closed:  # while the vocabulary was loaded
+                    raise CancelledError
                 size = self._try(source, constraint)
             return self._keep(constraint, size)
         except ValueError as error:
@@ -127,6 +130,7 @@ class Grammars:
         """Ends the process and the threads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         with self._trials:
+            self._is_closed = True
             self._end_process()
         if "masker" in vars(self):
             self.masker.close()

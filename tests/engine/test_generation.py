@@ -16,6 +16,7 @@ from jaxspec.engine.request import EngineClosed, EngineError, GenerationOutput, 
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.grammar import cache
+from jaxspec.grammar.vocabulary import source_of
 from jaxspec.sampling_params import SamplingParams
 from tests.server.conftest import wait_until
 from tests.server.fakes import TEXT, FakeEngine
@@ -121,14 +122,15 @@ async def test_a_grammar_compiles_once_for_all_and_who_leaves_gives_up_a_place(e
     await until(lambda: fake.grammars.kept_bytes and not fake.grammars._coming)
     (await ask(4)).abort()
     assert [task.cancelled() for task in waiting] == [True, False, False, False, True, True]
-    fake.grammars._thread.submit(time.sleep, 0.2)
-    left = ask(5)
+    del fake.grammars._source
+    monkeypatch.setattr(cache, "source_of", lambda *model: time.sleep(0.2) or source_of(*model))
+    left = [ask(5), ask(6)]  # the second waits for the first, which loads the vocabulary
     await asyncio.sleep(0.02)
     await asyncio.to_thread(engine.close)
-    with pytest.raises(EngineClosed):
-        await left
-    with pytest.raises(EngineClosed):
-        await ask(6)
+    for each in (*left, ask(7)):
+        with pytest.raises(EngineClosed):
+            await each
+    assert fake.grammars._process is None, "none is started after closing"
 
 
 async def test_while_its_grammar_compiles_a_request_can_end_and_its_time_runs(engine: EngineThread, fake: FakeEngine):
