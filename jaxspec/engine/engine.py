@@ -157,7 +157,7 @@ class Engine:
         it with new requests."""
         self.prefix_cache.flush()
         if self.lending is not None:
-            self.lending.store.clear()
+            self.lending.clear(self.scheduler.unfinished)
 
     @property
     def has_work(self) -> bool:

@@ -6,11 +6,11 @@ of another's text, which the cycle searches along with the request's own. It may
 ahead. No cycle waits for the host, which looking up each cycle's candidates would cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -139,6 +139,8 @@ class Lending:
     def __init__(self, store: TextStore):
         self.store = store
         self._loans: WeakKeyDictionary[Request, Loan] = WeakKeyDictionary()  # requests may end unseen, as by an abort
+        self._private: WeakSet[Request] = WeakSet()
+        """Those that began before `clear`: their texts are not kept."""
 
     def begin(self, request: Request) -> np.ndarray:
         """The stretch [LENT] for a request that is admitted, which may be blank: another request had its row before."""
@@ -167,8 +169,13 @@ class Lending:
     def end(self, request: Request) -> None:
         """The request has ended: others may continue its output, unless it was ended early."""
         self._loans.pop(request, None)
-        if request.finish_reason in ("stop", "length"):
+        if request.finish_reason in ("stop", "length") and request not in self._private:
             self.store.add(request.output, request.asked.cache_salt)
+
+    def clear(self, unfinished: Iterable[Request]) -> None:
+        """Forgets all texts, and will keep none of these requests."""
+        self.store.clear()
+        self._private.update(unfinished)
 
     def _renewed(self, loan: Loan, request: Request) -> np.ndarray | None:
         text = request.tokens[-ORDERS[0] :]

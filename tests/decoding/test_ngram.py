@@ -248,8 +248,8 @@ def ask(engine: Engine, prompt: tuple[int, ...], **fields) -> Request:
 @pytest.mark.variants
 @pytest.mark.parametrize("options", [{}, exhaustive({"overlap": False}), exhaustive({"prefix_cache": False, "prefill_chunk": 4})])
 def test_a_text_may_continue_as_that_of_another_request(options):
-    """Its own text never changes; it is drafted from another's only of the same salt, after a flush of none, and where it shows its
-    trees of none."""
+    """Its own text never changes; it is drafted from another's only of the same salt, of none that began before a flush, and where
+    it shows its trees of none."""
     prompt, config = PROMPTS[0], {"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, "num_pages": 64, **options}
     plain = ask(tiny_engine(PLAIN, target=TARGET), prompt).output
     engine = Engine(TARGET, None, None, TreeShape(5, 4, 8), EngineConfig(ngram=True, ngram_share=1, **config))
@@ -257,9 +257,13 @@ def test_a_text_may_continue_as_that_of_another_request(options):
     first = ask(engine, prompt)
     again, salted, shown = ask(engine, prompt), ask(engine, prompt, cache_salt="a"), ask(engine, prompt, wants_trees=True)
     of_the_same_salt = ask(engine, prompt, cache_salt="a")
+    begun = engine.add(first.asked)
+    while not begun.generated:
+        engine.step()
     engine.flush_cache()
+    updates_of(engine)
     after_flush = ask(engine, prompt)
-    requests = [first, again, salted, shown, of_the_same_salt, after_flush]
+    requests = [first, again, salted, shown, of_the_same_salt, after_flush, begun]
     assert [request.output for request in requests] == [plain] * len(requests)
     lengths = [request.speculation.accept_length for request in requests]
     assert min(lengths[1], lengths[4]) > 2 > max(lengths[0], lengths[2], lengths[3], lengths[5]), lengths
