@@ -78,7 +78,8 @@ class AsyncLLM:
     ) -> AsyncIterator[Update]:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
         ask = partial(GenerationRequest, priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(partial(self._chats.encode, messages, chat_template_kwargs), ask, sampling_params, request_id):
+        encoded = partial(self._chats.encode, messages, chat_template_kwargs)
+        async for update in self._run(encoded, ask, sampling_params, request_id):
             yield update
 
     async def _run(

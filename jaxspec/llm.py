@@ -47,7 +47,7 @@ class LLM:
             Without one, on a CPU: "ngram" beside plain decoding, where the text repeats.
         tree: the draft tree: a TreeShape, "5/4/8" or (5, 4, 8) for steps/topk/nodes; with `ngram` also "7/4/8/3", where the
             head drafts three levels. None: 5/4/8 with an EAGLE head, 1/1/2 with MTP, 3/1/4 for SmolLM2 and with a small model,
-            7/4/8 for "ngram". TreeShape(num_steps=0) is plain decoding.
+            7/4/8 for "ngram". TreeShape(num_steps=0) is plain decoding, but for adaptive engines and request_trees.
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
             target's lm_head.
         dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.

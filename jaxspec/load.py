@@ -143,11 +143,12 @@ def find_files(
 ) -> ModelFiles:
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
     target = model_directory(model, hub)
-    if tree == PLAIN:
+    may_draft = tree != PLAIN or config.adaptive or any(each.num_steps for each in config.request_trees)
+    if not may_draft:
         for name, given in (("token_map", token_map), ("draft", draft), ("ngram", config.ngram or None)):
             if given is not None:
                 raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
-    head = None if tree == PLAIN or draft == FROM_TEXT else draft_path(draft, target, hub)
+    head = draft_path(draft, target, hub) if may_draft and draft != FROM_TEXT else None
     if head is None:
         if tree is not None and tree != PLAIN and not config.ngram:
             raise ValueError(f"the draft tree {tree} needs a draft head, and {model} comes with none: give draft, or ngram=True")

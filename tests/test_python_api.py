@@ -88,14 +88,16 @@ def test_each_call_may_choose_its_tree(files, llm):
         async with few_programs(AsyncLLM(*files, "2/2/4", request_trees=["plain"], **OPTIONS)) as other:
             assert all(await cycles_with_a_tree(other, None)) and not any(await cycles_with_a_tree(other, "plain"))
 
-    with few_programs(LLM(*files, "2/2/4", request_trees=["plain"], **OPTIONS)) as other:
-        for call, prompt in ((other.generate, "ab"), (other.chat, HELLO)):
-            [drafted], [plain] = call(prompt, GREEDY), call(prompt, GREEDY, tree="plain")
-            assert drafted.token_ids == plain.token_ids and drafted.speculation.with_tree and not plain.speculation.with_tree
-        [*_, last] = other.stream("ab", GREEDY, tree="0")
-        assert not last.output.speculation.with_tree
-        with pytest.raises(ValueError, match="tree 3/1/4 is not among those of this engine: 2/2/4, 0/1/1"):
-            other.generate("ab", tree=(3, 1, 4))
+    for own, further in (("2/2/4", "plain"), ("plain", "2/2/4")):
+        with few_programs(LLM(*files, own, request_trees=[further], **OPTIONS)) as other:
+            for call, prompt in ((other.generate, "ab"), (other.chat, HELLO)):
+                [first], [second] = call(prompt, GREEDY), call(prompt, GREEDY, tree=further)
+                assert first.token_ids == second.token_ids
+                assert [bool(each.speculation.with_tree) for each in (first, second)] == [own != "plain", own == "plain"]
+            [*_, last] = other.stream("ab", GREEDY, tree="0")
+            assert not last.output.speculation.with_tree
+            with pytest.raises(ValueError, match=r"tree 3/1/4 is not among those of this engine: (2/2/4, 0/1/1|0/1/1, 2/2/4)"):
+                other.generate("ab", tree=(3, 1, 4))
     asyncio.run(work())
 
 

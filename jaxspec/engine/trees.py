@@ -245,7 +245,7 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = (), *, lim
     In:  5/4/8, limits_head
     Out: 5/4/8, 7/4/8/5, 7/4/8/0, 3/1/4, 0/1/1
     """
-    default = [TreeShape(min(LONGEST_CHAIN, max(1, tree.num_steps)), 1)]
+    default = [TreeShape(min(LONGEST_CHAIN, tree.num_steps or LONGEST_CHAIN), 1)]
     if limits_head:
         deeper = with_deeper_text(tree)
         default = [deeper, deeper.limited(0), *default]

@@ -172,6 +172,7 @@ def test_trees_of_an_adaptive_engine():
     assert adaptive_trees(TreeShape(5, 4, 8)) == (TreeShape(5, 4, 8), TreeShape(3, 1, 4), PLAIN)
     assert adaptive_trees(TreeShape(3, 1, 4)) == (TreeShape(3, 1, 4), PLAIN)
     assert adaptive_trees(TreeShape(1, 1, 2)) == (TreeShape(1, 1, 2), PLAIN)
+    assert adaptive_trees(PLAIN) == (PLAIN, TreeShape(3, 1, 4))
     others = (TreeShape(2, 1, 3), TreeShape(5, 4, 8), TreeShape(2, 2, 4))
     assert adaptive_trees(TreeShape(5, 4, 8), others) == (TreeShape(5, 4, 8), TreeShape(2, 1, 3), TreeShape(2, 2, 4), PLAIN)
     merged = {"5/4/8": "5/4/8 7/4/8/5 7/4/8/0 3/1/4 0", "9/2/9": "9/2/9 9/2/9/0 3/1/4 0", "2/1/3": "2/1/3 7/4/8/2 7/4/8/0 0"}
