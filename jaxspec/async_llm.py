@@ -86,7 +86,7 @@ class AsyncLLM:
         self, encoded: Callable[[], list[int]], ask: Ask, sampling_params: Params | None, request_id: str | None
     ) -> AsyncIterator[Update]:
         self._thread.check_open()
-        copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
+        copies = SamplingParams.of(sampling_params).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
             raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")

@@ -210,7 +210,7 @@ class TreeShape:
             return PLAIN
         if isinstance(value, str) and re.fullmatch(r"\d{1,4}(/\d{1,4}){2,3}", value.strip()):
             return cls(*map(int, value.split("/")))
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             names = {str(name): str(name).removeprefix("speculative_").replace("eagle_topk", "topk") for name in value}
             unknown = [name for name, own in names.items() if own not in ("num_steps", "topk", "num_draft_tokens", "head_steps")]
             if unknown or len(set(names.values())) < len(names):

@@ -285,8 +285,8 @@ def warming_up(thread: EngineThread, *, wait_for_all: bool, progress: bool) -> I
 
 
 def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
-        return [sampling_params or SamplingParams()] * count
+    if isinstance(sampling_params, str | bytes | Mapping) or not isinstance(sampling_params, Iterable):
+        return [SamplingParams.of(sampling_params)] * count
     each = list(sampling_params)
     if len(each) != count:
         raise ValueError(f"{count} prompts but {len(each)} SamplingParams: give one for all or one each")

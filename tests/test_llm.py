@@ -137,7 +137,9 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
     [
         (["import os", None], None, "prompt 1: a prompt must be a string or a list of token ids, got None"),
         (["a", "b"], [SamplingParams(max_tokens=1), 3], "prompt 1: .*SamplingParams"),
-        (["a", "b"], {"max_new_tokens": 3}, "prompt 0: .*max_tokens"),
+        (["a", "b"], {"max_new_tokens": 3}, "max_tokens"),
+        (["a", "b"], 5, "^sampling_params must be SamplingParams or a mapping .*, got 5"),
+        ("a", "temperature", "^sampling_params must be SamplingParams or a mapping .*, got 'temperature'"),
         ([[5.9, 6.2]], None, "a prompt must be a string or a list of token ids"),
         ({"prompt": "import os"}, None, "a prompt must be a string or a list of token ids"),
         (b"import os", None, "a prompt must be a string or a list of token ids, got b'import os'"),

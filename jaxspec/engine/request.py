@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.checks import is_number
@@ -305,7 +306,7 @@ class Limits:
     def check(self, asked: GenerationRequest) -> None:
         """Raises ValueError, naming the field, if the request can't be served."""
         prompt, params = asked.prompt, asked.params
-        if not isinstance(asked.priority, int):
+        if not isinstance(asked.priority, Integral):
             raise ValueError(f"priority must be a whole number, got {asked.priority!r:.80}")
         if asked.timeout is not None and not (is_number(asked.timeout) or asked.timeout == math.inf):
             raise ValueError(f"timeout must be a number of seconds, got {asked.timeout!r:.80}")

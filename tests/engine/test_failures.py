@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN
@@ -189,7 +190,7 @@ def test_a_timeout_ends_a_request_wherever_it_is(expected):
     engine = tiny_engine()
     engine.clock = lambda: now[0]
     running = engine.add(GenerationRequest(PROMPTS[0], PARAMS, timeout=5.0))
-    kept = engine.add(GenerationRequest(PROMPTS[1], PARAMS, timeout=500.0))
+    kept = engine.add(GenerationRequest(PROMPTS[1], PARAMS, priority=np.int64(0), timeout=500.0))
     waiting = engine.add(GenerationRequest(PROMPTS[2], PARAMS, timeout=4.0))
     for _ in range(6):
         engine.step()
