@@ -35,7 +35,7 @@ class AsyncLLM:
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each unfinished request."""
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: Params | None = None,
@@ -62,10 +62,9 @@ class AsyncLLM:
             EngineError: the engine failed on the request, or it is closed.
         """
         ask = partial(GenerationRequest, priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(partial(encode, self.tokenizer, prompt), ask, sampling_params, request_id):
-            yield update
+        return self._run(partial(encode, self.tokenizer, prompt), ask, sampling_params, request_id)
 
-    async def chat(
+    def chat(
         self,
         messages: Conversation,
         sampling_params: Params | None = None,
@@ -78,9 +77,7 @@ class AsyncLLM:
     ) -> AsyncIterator[Update]:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
         ask = partial(GenerationRequest, priority=priority, timeout=timeout, tree=tree)
-        encoded = partial(self._chats.encode, messages, chat_template_kwargs)
-        async for update in self._run(encoded, ask, sampling_params, request_id):
-            yield update
+        return self._run(partial(self._chats.encode, messages, chat_template_kwargs), ask, sampling_params, request_id)
 
     async def _run(
         self, encoded: Callable[[], list[int]], ask: Ask, sampling_params: Params | None, request_id: str | None

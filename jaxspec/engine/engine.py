@@ -185,7 +185,7 @@ class Engine:
             adaptive=self.trees.describe() if len(self.trees.own) > 1 else None,
         )
 
-    def warm_up(self, *, progress: bool = False, wait_for_all: bool = True, check: Callable[[], object] = lambda: None) -> float:
+    def warm_up(self, *, progress: bool = False, wait_for_all: bool = True, check: Callable[[], None] = lambda: None) -> float:
         """Compiles every program that serving can need, so that no launch compiles, and runs each once. Returns the seconds it
         took. What `check` raises, which is called every second, ends the compiling.
 

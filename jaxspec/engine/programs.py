@@ -174,9 +174,7 @@ class Programs:
         ready, missing = len(self._compiled), self._missing
         return ProgramCount(ready, ready + missing, self._progress.forecast.left(missing))
 
-    def compile_all(
-        self, programs: Iterable[Program], *, progress: bool = False, check: Callable[[], object] = lambda: None
-    ) -> None:
+    def compile_all(self, programs: Iterable[Program], *, progress: bool = False, check: Callable[[], None] = lambda: None) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock.
 
         Raises:

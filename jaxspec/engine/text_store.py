@@ -139,8 +139,7 @@ class Lending:
     def __init__(self, store: TextStore):
         self.store = store
         self._loans: WeakKeyDictionary[Request, Loan] = WeakKeyDictionary()  # requests may end unseen, as by an abort
-        self._private: WeakSet[Request] = WeakSet()
-        """Those that began before `clear`: their texts are not kept."""
+        self._private: WeakSet[Request] = WeakSet()  # they began before `clear`
 
     def begin(self, request: Request) -> np.ndarray:
         """The stretch [LENT] for a request that is admitted, which may be blank: another request had its row before."""
