@@ -58,8 +58,7 @@ class Checkpoint:
             check_files(path)
         listed, index = _find_files(path)
         for file in listed:
-            if (directory / file).is_symlink() and (real := (directory / file).resolve()).parent.name != "blobs":
-                logger.info("%s of %s is a link to %s", file, directory, real)
+            log_link(directory / file)
             opened = self._files[file] = FORMATS[Path(file).suffix](directory / file)
             for name, info in opened.infos.items():
                 if len(name) > MAX_NAME:
@@ -120,6 +119,12 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def log_link(weights: Path) -> None:
+    """Says in the log where weights are that are a link; the Hub's cache has links to its own blobs."""
+    if weights.is_symlink() and (real := weights.resolve()).parent.name != "blobs":
+        logger.info("%s is a link to %s", weights, real)
 
 
 def has_tensors(path: Path) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.checkpoint import Checkpoint, log_link
 from jaxspec.checkpoints.json_files import TEMPLATES, check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
@@ -140,6 +140,7 @@ def digest(contents: dict) -> str:
 
 
 def manifest_digest(directory: Path) -> str:
+    check_files(directory)
     return digest(read_object(directory / MANIFEST))
 
 
@@ -150,7 +151,7 @@ def is_converted(path: Path) -> bool:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest. Raises ValueError if it is damaged, has an unknown version, or lies beside links to files elsewhere."""
     path = directory / MANIFEST
-    check_files(directory)
+    check_files(directory, DRAFT)
     contents = read_object(path)
     if contents.get("version") != VERSION:
         raise ValueError(f"{path} has version {contents.get('version')!r}; expected {VERSION}: convert the original again")
@@ -199,6 +200,7 @@ def load_converted(
 
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
     """
+    log_link(path / PARAMETERS)
     published = abstract_model(config, dtype)
     with Checkpoint(path / PARAMETERS) as stored:
         kept = {name: info.dtype.name for name, info in stored.infos.items()} if storing is Storing.AS_IN_FILE else {}

@@ -23,20 +23,21 @@ WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 """Suffixes of files that may be links to anywhere, as people keep them on other disks: what they hold is never shown."""
 
 
-def check_files(directory: Path) -> None:
+def check_files(directory: Path, *folders: str) -> None:
     """Raises ValueError if reading the directory would read something else.
 
     That is something that is neither file nor directory, as reading a named pipe never ends, or a link to a file elsewhere, such as
-    a chat template that is /etc/passwd. The Hub's cache links files to its blobs, which are the directory's own.
+    a chat template that is /etc/passwd. The Hub's cache links files to its blobs, which are the directory's own. `folders`: those
+    that are read beside TEMPLATES.
     """
     home = directory.resolve()
     own = (home, home.parents[1] / "blobs") if home.parent.name == "snapshots" else (home,)
     for path in (*directory.iterdir(), *(directory / TEMPLATES).glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path} is not a regular file")
-        is_read = path.is_file() or path.name == TEMPLATES
+        is_read = path.is_file() or path.name in (TEMPLATES, *folders)
         if is_read and path.suffix not in WEIGHTS and not any(map(path.resolve().is_relative_to, own)):
-            raise ValueError(f"{path} is a link to something outside of its directory, which only weights may be: copy the file")
+            raise ValueError(f"{path} is a link to something outside of its directory, which only weights may be: copy it")
 
 
 def read_config(path: Path) -> dict:

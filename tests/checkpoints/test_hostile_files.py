@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from convert.check import check_hashes
 from convert.converting import Options, convert_head, convert_target
-from jaxspec.checkpoints.converted import digest
+from jaxspec.checkpoints.converted import digest, manifest_digest
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
 from jaxspec.testing import random_head, tiny_config, tiny_target, write_head, write_target
@@ -238,7 +238,7 @@ def test_a_link_shows_no_file_elsewhere(originals: Path, tmp_path: Path, file: s
         load_target(converted, np.float32)
 
 
-def test_a_linked_folder_of_templates_is_not_read(originals: Path, tmp_path: Path):
+def test_a_linked_folder_of_templates_or_with_a_head_is_not_read(originals: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     directory = shutil.copytree(originals / "target", tmp_path / "model")
     (directory / "notes").symlink_to(tmp_path / "elsewhere")  # nothing reads it
@@ -246,6 +246,16 @@ def test_a_linked_folder_of_templates_is_not_read(originals: Path, tmp_path: Pat
     (directory / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="additional_chat_templates is a link"):
         load_tokenizer(directory)
+    converted = shutil.copytree(originals / "converted", tmp_path / "converted")
+    (converted / "draft").symlink_to(originals / "converted_head")
+    with pytest.raises(ValueError, match="draft is a link"):
+        head_kind(converted)
+    (converted / "draft").unlink()
+    shutil.copytree(originals / "converted_head", converted / "draft")
+    (converted / "draft" / MANIFEST).rename(tmp_path / "elsewhere" / MANIFEST)
+    (converted / "draft" / MANIFEST).symlink_to(tmp_path / "elsewhere" / MANIFEST)
+    with pytest.raises(ValueError, match="jaxspec.json is a link"):
+        manifest_digest(converted / "draft")
 
 
 def test_links_of_the_hubs_cache_and_of_weights_are_followed(originals: Path, tmp_path: Path, caplog):
@@ -258,12 +268,16 @@ def test_links_of_the_hubs_cache_and_of_weights_are_followed(originals: Path, tm
     directory = shutil.copytree(originals / "target", tmp_path / "model")
     (directory / "model.safetensors").rename(tmp_path / "weights")
     (directory / "model.safetensors").symlink_to(tmp_path / "weights")
+    converted = shutil.copytree(originals / "converted", tmp_path / "converted")
+    (converted / "parameters").rename(tmp_path / "parameters")
+    (converted / "parameters").symlink_to(tmp_path / "parameters")
     with caplog.at_level("INFO", "jaxspec"):
-        for path in (snapshot, tmp_path / "linked", directory):
+        for path in (snapshot, tmp_path / "linked", directory, converted):
             load_target(path, np.float32)
             load_tokenizer(path)
     assert [record.getMessage() for record in caplog.records if "link" in record.msg] == [
-        f"model.safetensors of {directory} is a link to {tmp_path / 'weights'}"
+        f"{directory}/model.safetensors is a link to {tmp_path / 'weights'}",
+        f"{converted}/parameters is a link to {tmp_path / 'parameters'}",
     ]
 
 
