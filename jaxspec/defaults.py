@@ -5,6 +5,7 @@ Importing this loads no JAX.
 
 import difflib
 import importlib.util
+from os import PathLike
 from pathlib import Path
 
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, is_hub_name, local_path
@@ -41,13 +42,13 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
         if hub.revision is not None:
             raise ValueError("a revision was given, but no model: give the model's name on the Hub")
         return BUILT_IN_TARGET
+    check_name(model)
     path = Path(model)
     if str(model) == SMOLLM2 and not path.exists():
         file = smollm2_file()
         if file is None:
             raise ValueError(unknown_model(SMOLLM2))
         path = file
-    check_name(path)
     path = local_path(path, hub, weights=weights)
     if path.suffix == ".gguf":
         from jaxspec.checkpoints.gguf_file import directory_of
@@ -58,6 +59,8 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
 
 def check_name(model: str | Path | None) -> None:
     """Raises ValueError for what can be no model: no path that exists, and no name of ours or the Hub's. Asks no network."""
+    if not isinstance(model, str | PathLike | None):
+        raise ValueError(f"a model or draft head is a name or a path, got {model!r:.80}")
     if model is not None and str(model) != SMOLLM2 and not Path(model).exists() and not is_hub_name(model):
         raise ValueError(unknown_model(str(model)))
 

@@ -21,7 +21,7 @@ from jaxspec.engine.stats import EngineStats
 from jaxspec.grammar.matcher import Grammar
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode, is_token
+from jaxspec.text.prompts import BYTES, ChatEncoder, Conversation, Prompt, encode, is_list, is_token
 
 CLOSED = "this LLM is closed: create a new one"
 BROKEN = "the engine has failed and takes no more requests: create a new LLM"
@@ -154,7 +154,7 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or it can't render a conversation.
         """
-        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        is_one = not is_list(messages) or isinstance(next(iter(messages), None), Mapping)
         conversations = cast(list[Conversation], [messages] if is_one else list(messages))
         prompts: list[Prompt] = [self.encode_chat(each, chat_template_kwargs) for each in conversations]
         return self._outputs(prompts, sampling_params, partial(GenerationRequest, tree=tree))
@@ -299,7 +299,7 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     In:  "a"  or  [1, 2]  or  ["a", [1, 2]]
     Out: ["a"], [[1, 2]], ["a", [1, 2]]
     """
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (str, Mapping, *BYTES)) or not isinstance(prompts, Iterable):
         return [cast(Prompt, prompts)]  # all but text are refused with the other wrong prompts
     listed = list(prompts)
     tokens = [int(prompt) for prompt in listed if is_token(prompt)]

@@ -117,6 +117,9 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), TreeShape(1, 65, 9))
     with pytest.raises(ValueError, match="does not exist: give a directory"):
         LLM(tmp_path / "nothing")
+    for wrong in ((5,), (b"x",), (None, b"d")):
+        with pytest.raises(ValueError, match=f"a model or draft head is a name or a path, got {wrong[-1]!r}"):
+            LLM(*wrong)
     with pytest.raises(TypeError, match="LLM has no option paeg_size; options of the engine are: max_running_requests, "):
         LLM(model, paeg_size=3)
 
@@ -143,6 +146,7 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
         ([[5.9, 6.2]], None, "a prompt must be a string or a list of token ids"),
         ({"prompt": "import os"}, None, "a prompt must be a string or a list of token ids"),
         (b"import os", None, "a prompt must be a string or a list of token ids, got b'import os'"),
+        (bytearray(b"a"), None, r"a prompt must be a string or a list of token ids, got bytearray\(b'a'\)"),
         (["import os", b"a"], None, "prompt 1: a prompt must be a string or a list of token ids, got b'a'"),
         (None, None, "a prompt must be a string or a list of token ids, got None"),
         (5, None, "a prompt must be a string or a list of token ids, got 5"),

@@ -113,6 +113,10 @@ def test_chat_answers_one_conversation_or_many(llm):
     ("messages", "options", "error"),
     [
         (["Hello"], None, "a conversation must be a list of messages with role and content, got 'Hello'"),
+        (None, None, "a conversation must be a list of messages with role and content, got None"),
+        (HELLO[0], None, "a conversation must be a list of messages with role and content, got {'role'"),
+        (b"", None, "a conversation must be a list of messages with role and content, got b''"),
+        ([{"role": "user", "content": b"x"}], None, "messages: they, or the tools, hold what JSON can't: Object of type bytes"),
         ([{"role": "tool", "content": "x"}], None, "no tools here"),
         (HELLO, {"enable_thinking": True}, "enable_thinking"),
     ],

@@ -132,12 +132,12 @@ class ChatTemplate:
                 {**each, "role": "system"} if isinstance(each, Mapping) and each.get("role") == "developer" else each
                 for each in messages  # the template reports one of a wrong type
             ]
-        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options}
-        variables |= {"tools": tools} if tools else {}
+        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options, "tools": tools or None}
         try:
             line = json.dumps({"variables": variables}).encode()  # before a process is taken, which would be replaced
-        except RecursionError:
-            raise RenderError("messages: they, or the tools, are nested too deeply", "messages") from None
+        except (RecursionError, TypeError) as error:
+            reason = "are nested too deeply" if isinstance(error, RecursionError) else f"hold what JSON can't: {error}"
+            raise RenderError(f"messages: they, or the tools, {reason}", "messages") from None
         with self._process() as process:
             reply = self._ask(process, line, self._seconds)
         if "error" in reply:

@@ -13,10 +13,14 @@ type Conversation = Sequence[Mapping[str, Any]]
 """Messages such as {"role": "user", "content": "Hello"}."""
 
 
+BYTES = (bytes, bytearray, memoryview)
+"""Sequences of whole numbers, which are no token ids."""
+
+
 def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
     if not isinstance(prompt, str):
-        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable) or not all(map(is_token, prompt)):
+        if isinstance(prompt, BYTES) or not isinstance(prompt, Iterable) or not all(map(is_token, prompt)):
             raise ValueError(f"a prompt must be a string or a list of token ids, got {prompt!r:.80}")
         return [int(token) for token in prompt]
     if tokenizer is None:
@@ -33,6 +37,11 @@ def is_token(value: Any) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_list(value: Any) -> TypeGuard[Sequence]:
+    """Whether it is a sequence, and neither text nor bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, *BYTES))
+
+
 class ChatEncoder:
     """Conversations as token ids, in the model's chat template, whose process starts with the first. Thread-safe."""
 
@@ -44,7 +53,7 @@ class ChatEncoder:
     def encode(self, messages: Conversation, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation, up to where the reply begins. Raises ValueError if there is no template, or if it can't
         render the conversation."""
-        if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        if not is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
             raise ValueError(f"a conversation must be a list of messages with role and content, got {messages!r:.80}")
         with self._starting:
             if self._template is None:
