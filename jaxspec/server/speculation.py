@@ -1,7 +1,7 @@
 """Speculation per request: the client's options, and the figures and trees in the response."""
 
 from collections.abc import Sequence
-from typing import NotRequired, Protocol, TypedDict
+from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
@@ -9,7 +9,7 @@ from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.speculation import Speculation
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError, wrong
-from jaxspec.server.fields import RequestModel, TokenCountOrZero
+from jaxspec.server.fields import CacheSalt, Priority, RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
 from jaxspec.server.sending import ResponseModel
 
@@ -52,17 +52,20 @@ def _compiled(tree: TreeShape, model: ServedModel) -> TreeShape:
     return tree
 
 
-class AsksForDrafts(Protocol):
+class SharedFields(RequestModel):
     """The fields of a request's body that all its completions share."""
 
-    speculative: SpeculativeOptions | None
-    stream: bool | None
-    priority: int | None
-    cache_salt: str | None
+    stream: bool | None = None
+    cache_salt: CacheSalt | None = None
+    """vLLM's: cached prefixes, and texts that drafts are taken from, are shared with requests of the same salt only."""
+    priority: Priority | None = None
+    """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
+    speculative: SpeculativeOptions | None = None
+    """Our own: speculation for this request."""
 
 
 def requests_of(
-    body: AsksForDrafts, model: ServedModel, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], n: int | None
+    body: SharedFields, model: ServedModel, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], n: int | None
 ) -> list[GenerationRequest]:
     """A request for each prompt, with its parameters, of which `n` completions are wanted. Raises ApiError, naming the field."""
     trace = body.speculative is not None and bool(body.speculative.trace)

@@ -149,7 +149,7 @@ def test_priority_reaches_the_engine(client: Client, path: str):
     assert client.engine.priorities == [5, 0, -3, 0]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, RESPONSES])
+@pytest.mark.parametrize("path", BODIES)
 def test_the_salt_reaches_the_engine(client: Client, path: str):
     for salt in ("tenant 1", None):
         assert client.post(path, **BODIES[path], cache_salt=salt).status_code == 200

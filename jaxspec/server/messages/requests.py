@@ -6,13 +6,13 @@ from pydantic import FailFast, Field
 
 from jaxspec.server.conversations import MAX_TOOLS, Message, ToolName
 from jaxspec.server.errors import ApiError, restated, wrong
-from jaxspec.server.fields import Priority, RequestModel, RequestName, Schema, Strings, TemplateOptions, TokenCount, adding
+from jaxspec.server.fields import RequestModel, RequestName, Schema, Strings, TemplateOptions, TokenCount, adding
 from jaxspec.server.messages.input import AnthropicMessages, CacheControl, TextOrBlocks, content_of
 from jaxspec.server.model import ServedModel
 from jaxspec.server.neutral_fields import MESSAGES, each, neutral
 from jaxspec.server.openai.requests import THINKING, ChatRequest, chat_prompt, thinking_options
 from jaxspec.server.sampling_fields import OPENAI_NAMES, fields_of
-from jaxspec.server.speculation import SpeculativeOptions
+from jaxspec.server.speculation import SharedFields
 from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
 from jaxspec.server.tools import Function, FunctionName, NamedTool, Tool
 
@@ -110,19 +110,14 @@ class CountTokensRequest(RequestModel):
 
 
 @adding(fields_of({name: OPENAI_NAMES[name] for name in SAMPLING}))
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(SharedFields, CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: TokenCount
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 is greedy. None: the model's own, else 1.0."""
     stop_sequences: Strings | None = None
-    stream: bool | None = None
     metadata: UserData | None = None
-    priority: Priority | None = None
-    """SGLang's: larger is more urgent."""
-    speculative: SpeculativeOptions | None = None
-    """Our own: speculation for this request."""
     request_id: RequestName | None = None
     """vLLM's: the request's name for /abort_request. None: its x-request-id."""
     thread: Any = None
@@ -136,7 +131,7 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         if body.thread is not None:  # by this code anthropic's tool_runner knows that it must do without
             said = "thread is not supported, as no conversation is kept here: leave it out, and send all messages"
             raise ApiError(400, said, param="thread", code="thread_unsupported_request")
-        names = ("max_tokens", "temperature", "stream", "priority", "speculative", "request_id", *SAMPLING)
+        names = ("max_tokens", "temperature", "request_id", *SharedFields.model_fields, *SAMPLING)
         own = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
     last = body.messages[-1]
     messages = [] if body.system is None else [Message(role="system", content=content_of(body.system))]

@@ -11,11 +11,9 @@ from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError, restated, wrong
 from jaxspec.server.fields import (
-    CacheSalt,
     Copies,
     LogprobCount,
     Only,
-    Priority,
     Prompt,
     RequestModel,
     RequestName,
@@ -26,7 +24,7 @@ from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
 from jaxspec.server.running import MAX_LOGPROBS, RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
-from jaxspec.server.speculation import SpeculativeOptions, requests_of
+from jaxspec.server.speculation import SharedFields, requests_of
 from jaxspec.server.structured import Given, StructuredFields, given_constraint
 from jaxspec.server.tools import ConversationFields, ToolChoice, ToolUse, chosen_tools, constraint_for, conversation_text
 from jaxspec.text.answer_parser import AnswerFormat, Thinking
@@ -52,7 +50,7 @@ class StreamOptions(RequestModel):
 
 
 @neutral(OPENAI)
-class OpenAIRequest(StructuredFields, OpenAISamplingFields):
+class OpenAIRequest(SharedFields, StructuredFields, OpenAISamplingFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -61,14 +59,7 @@ class OpenAIRequest(StructuredFields, OpenAISamplingFields):
     """0 is greedy. None: the model's own, else 1.0."""
     no_stop_trim: bool | None = None
     """SGLang's name of include_stop_str_in_output."""
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: CacheSalt | None = None
-    """vLLM's: cached prefixes, and texts that drafts are taken from, are shared with requests of the same salt only."""
-    priority: Priority | None = None
-    """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
-    speculative: SpeculativeOptions | None = None
-    """Our own: speculation for this request."""
     return_spec_tokens_details: bool | None = None
     """SGLang's: the response has sglext.spec_tokens_details."""
     return_token_ids: bool | None = None

@@ -17,12 +17,9 @@ from jaxspec.server.fields import (
     EACH,
     MAX_INT,
     ONE,
-    CacheSalt,
     ListsOfTokenIds,
     LogprobCount,
     NameOrNames,
-    Priority,
-    RequestModel,
     StringOrStrings,
     TokenIds,
     described_as,
@@ -36,7 +33,7 @@ from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, s
 from jaxspec.server.sending import ResponseModel, failures, success_or_stream
 from jaxspec.server.speculation import (
     SglangSpeculation,
-    SpeculativeOptions,
+    SharedFields,
     SpeculativeTrace,
     requests_of,
     sglang_speculation,
@@ -68,7 +65,7 @@ type OneOrEach = Annotated[Annotated[SglangSampling, Tag(ONE)] | Annotated[Sampl
 
 
 @neutral(GENERATE)
-class GenerateRequest(RequestModel):
+class GenerateRequest(SharedFields):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
     text: StringOrStrings = None
@@ -77,7 +74,6 @@ class GenerateRequest(RequestModel):
     """Some routers add it."""
     sampling_params: OneOrEach | None = None
     """One for all prompts, or a list with one for each; n is the same in all."""
-    stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: LogprobCount | None = None
     """With return_logprob: also of this many likeliest tokens."""
@@ -85,12 +81,6 @@ class GenerateRequest(RequestModel):
     """With return_logprob: the first token of the prompt to report; -1: only the output is reported. In a stream, the last event
     has the prompt's."""
     return_text_in_logprobs: bool | None = None
-    cache_salt: CacheSalt | None = None
-    """vLLM's: cached prefixes, and texts that drafts are taken from, are shared with requests of the same salt only."""
-    priority: Priority | None = None
-    """Larger is more urgent."""
-    speculative: SpeculativeOptions | None = None
-    """Our own: speculation for this request."""
     rid: NameOrNames = None
     """The request's name for /abort_request and meta_info.id; a list names each prompt."""
 
