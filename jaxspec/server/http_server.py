@@ -30,6 +30,8 @@ READ_SECONDS = 30.0
 END_OF_HEADERS = re.compile(rb"\n\r?\n")
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://([^/?#]+)([^#]*)")
 """A request's target as clients send it to proxies: the host, and the path."""
+HOST = re.compile(rb"(\[[\w.:~%-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?", re.ASCII)
+"""A value of the header Host (RFC 3986, section 3.2.2)."""
 MAX_UNUSED = 1000
 """Connections without a complete request, or with the rest of their last answer, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
@@ -53,6 +55,8 @@ class Requests(h11.Connection):
         names = {name for name, _ in event.headers}
         if {b"transfer-encoding", b"content-length"} <= names:
             raise h11.RemoteProtocolError("both Transfer-Encoding and Content-Length")
+        if not all(HOST.fullmatch(value) for name, value in event.headers if name == b"host"):
+            raise h11.RemoteProtocolError("the value of Host is not a host")
         if (absolute := ABSOLUTE_FORM.match(event.target)) is None:
             return event
         headers = [(b"host", absolute[1]), *((name, value) for name, value in event.headers if name != b"host")]  # section 3.2.2

@@ -60,6 +60,7 @@ def test_head_gets_the_headers_of_get(client: Client, path: str, status: int):
         b"hello\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9 + b"\r\n\r\n",  # TLS
         b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x y\r\n\r\n",
         GET + b"x: " + b"x" * 2**17,
         GET + b"".join(b"x%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
         b"GET /" + b"x" * 2**17 + b" HTTP/1.1\r\n\r\n",
@@ -99,6 +100,13 @@ def test_the_host_of_a_whole_url_counts(client: Client):
     sent = b"GET http://%s/v1/models HTTP/1.1\r\nHost: test\r\nOrigin: http://test\r\nconnection: close\r\n\r\n"
     assert answer_to(client, sent % b"other").startswith(b"HTTP/1.1 403 ")
     assert answer_to(client, sent % b"test").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("host", ["", "a_b.c-d:80", "[::1]:30000", "127.0.0.1", "xn--bcher-kva.example"])
+def test_hosts_have_names_and_addresses(client: Client, host: str):
+    assert answer_to(client, f"GET /health HTTP/1.1\r\nHost: {host}\r\nconnection: close\r\n\r\n".encode()).startswith(
+        b"HTTP/1.1 200 "
+    )
 
 
 def test_empty_lines_may_come_before_a_request(client: Client):
