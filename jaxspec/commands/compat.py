@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxspec.checks import Text, Whole
+from jaxspec.checks import Check, Number, Text, Whole
 from jaxspec.commands.compat_defaults import DEFAULTS
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
@@ -152,7 +152,14 @@ LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_m
 TEXT_NAMES = (FROM_TEXT, f"[{FROM_TEXT}]")
 """What is written, as in vLLM, in place of a draft's name where the text itself is the source."""
 DRAFT_DEVICES = "draft_tensor_parallel_size"
-KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS)
+OF_SUFFIX: dict[str, Check] = {
+    "suffix_decoding_max_tree_depth": Whole(1),
+    "suffix_decoding_max_cached_requests": Whole(0),
+    "suffix_decoding_max_spec_factor": Number(0, 1e6),
+    "suffix_decoding_min_token_prob": Number(0, 1),
+}
+"""How vLLM chooses drafts from its tries: accepted without effect."""
+KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS, *OF_SUFFIX)
 FLAG = "--speculative-config"
 JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
 """In a config file their value is a mapping."""
@@ -168,10 +175,13 @@ class SpeculativeConfig(NamedTuple):
     """Of the draft on the Hub."""
     engine: Mapping[str, int | bool] = MappingProxyType({})
     """Fields of EngineConfig."""
+    notes: tuple[str, ...] = ()
+    """What was given without effect, for the log."""
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """The JSON of --speculative-config, checked. The tree is a chain: vLLM drafts no others. Raises ValueError, naming the key.
+    """The JSON of --speculative-config, checked. The tree is a chain: vLLM drafts no others; suffix has a default, which is ours
+    (a chain of vLLM's 24 would be verified in every cycle, whatever was found). Raises ValueError, naming the key.
 
     In:  '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     Out: algorithm "EAGLE3", draft "head", tree 3/1/4
@@ -193,8 +203,16 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
     if method is None and draft in TEXT_NAMES:
         method = FROM_TEXT
-    steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
-    tree, algorithm = TreeShape(steps, 1), None if method is None else METHODS[method]
+    steps, algorithm = given.get("num_speculative_tokens"), None if method is None else METHODS[method]
+    has_default = method == "suffix" and steps is None
+    tree = None if has_default else TreeShape(Whole(1).clean(f"{FLAG}: num_speculative_tokens", steps), 1)
+    notes = []
+    for name, check in OF_SUFFIX.items():
+        if given.get(name) is not None:
+            check.clean(f"{FLAG}: {name}", given[name])
+            notes.append(f"{FLAG}: {name} has no effect: {TEXT} (--speculative-ngram-share adds those of other requests)")
+    if notes and method != "suffix":
+        raise ValueError(f"{notes[0].partition(' has')[0]} is for the method suffix: leave it out")
     lookups = [name for name in LOOKUPS if given.get(name) is not None]
     if algorithm != NGRAM:
         if lookups:
@@ -204,4 +222,4 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         if value is not None:
             raise ValueError(f"{FLAG}: {method} drafts from the text: leave out {key}")
     matches = {LOOKUPS[name]: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name in lookups}
-    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, None, {"ngram": True, **matches})
+    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, None, {"ngram": True, **matches}, tuple(notes))

@@ -230,7 +230,7 @@ def parse_arguments(
         log_level=options.log_level,
         given={name: value for name, value in shown.items() if value != parser.get_default(name)},
         head_flags=tuple(OPTIONS[name].flag for name in needing_head),
-        notes=options.ignored,
+        notes=(*options.ignored, *speculation.notes),
         warnings=tuple(str(warning.message) for warning in caught),
     )
 

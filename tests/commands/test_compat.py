@@ -98,6 +98,15 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
     assert {name: arguments.engine.get(name) for name in lookups} == lookups
 
 
+def test_suffix_needs_no_number_of_tokens():
+    keys = {"max_tree_depth": 24, "max_cached_requests": 10000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
+    config = {"method": "suffix", **{f"suffix_decoding_{name}": value for name, value in keys.items()}}
+    arguments = parse_arguments(["--speculative-config", json.dumps(config)])
+    assert (arguments.algorithm, arguments.tree, arguments.engine["ngram"]) == ("NGRAM", None, True)
+    assert [note.split()[1] for note in arguments.notes] == [f"suffix_decoding_{name}" for name in keys]
+    assert parse_arguments(["--speculative-config", '{"method": "suffix"}']).notes == ()
+
+
 def test_its_revision_is_that_of_the_draft(refused):
     config = ["--speculative-config", '{"method": "eagle3", "model": "head", "revision": "v2", "num_speculative_tokens": 3}']
     same = ["--speculative-draft-model-revision", "v2"]
@@ -122,7 +131,15 @@ def test_its_revision_is_that_of_the_draft(refused):
         ),
         ('{"method": "ngram", "revision": "v2", "num_speculative_tokens": 3}', "ngram drafts from the text: leave out revision"),
         ('{"model": "head", "revision": 2, "num_speculative_tokens": 3}', "revision must be a string"),
-        ('{"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_max_spec_factor": 1}', "is not supported; supported"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "disable_padded_drafter_batch": true}', "is not supported; supported"),
+        (
+            '{"method": "suffix", "suffix_decoding_min_token_prob": 2}',
+            "suffix_decoding_min_token_prob must be a number between 0 and 1",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "suffix_decoding_max_tree_depth": 24}',
+            "suffix_decoding_max_tree_depth is for the method suffix: leave it out",
+        ),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 3}', "got 'deepseek_mtp'"),
         ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),
         ('{"model": ["a"], "num_speculative_tokens": 3}', "model must be a string"),
