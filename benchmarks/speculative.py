@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not trees:
         raise ValueError(f"no tree has these sizes: {'; '.join(f'{name}: {why}' for name, why in skipped.items())}")
     algorithm = algorithm_of(options.speculative_algorithm)
-    bench = Workbench.of(options, **({} if options.tp_size is None else {"tp_size": options.tp_size}))
+    bench = Workbench.of(options)
     if algorithm is not None and bench.models.head is not None and bench.models.head.config.algorithm not in ALGORITHMS[algorithm]:
         raise ValueError(f"--speculative-algorithm {algorithm} was given, but the drafts are {bench.models.algorithm}")
     if bench.models.head is None:

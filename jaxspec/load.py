@@ -86,8 +86,8 @@ def load_models(
     if unknown:
         known = ", ".join(field.name for field in fields(EngineConfig))
         raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
-    if draft == FROM_TEXT and not options.setdefault("ngram", True):
-        raise ValueError(f"draft={FROM_TEXT!r} and ngram=False contradict each other: leave out one")
+    if draft == FROM_TEXT:
+        options.setdefault("ngram", True)
     config = EngineConfig(**options)
     of_target = check_quantization("quantization", quantization)
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
@@ -142,6 +142,8 @@ def find_files(
     hub: HubOptions = DEFAULTS,
 ) -> ModelFiles:
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
+    if draft == FROM_TEXT and not config.ngram:
+        raise ValueError(f"draft={FROM_TEXT!r} and ngram=False contradict each other: leave out one")
     target = model_directory(model, hub)
     may_draft = tree != PLAIN or config.adaptive or any(each.num_steps for each in config.request_trees)
     if not may_draft:

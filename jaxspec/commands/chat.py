@@ -11,7 +11,8 @@ from jaxspec.commands.chat_loop import ChatLoop, Wishes
 from jaxspec.commands.chat_screen import Screen
 from jaxspec.commands.chat_server import KEY, ServerSource
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import OPTIONS, TREE, Parser, add_model_options, add_tree_options, chosen_tree, whole
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import ENGINE, OPTIONS, TREE, Parser, add_model_options, add_tree_options, chosen_tree, whole
 from jaxspec.defaults import SMOLLM2, SMOLLM2_INSTALL, check_name, smollm2_file
 from jaxspec.sampling_params import declaration
 
@@ -36,7 +37,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("server").add_argument
     add("--url", help="talk to the server there, jaxspec's or another one with OpenAI's API, instead of loading a model")
     add("--api-key", metavar="KEY", help=f"its key; safer in the variable {KEY}, which other users can't read")
-    add_model_options(parser, "context_length")
+    add_model_options(parser, "context_length", *ENGINE)
     parser.by_name[
         "--model-path"
     ].help = f"a name on the Hub, a directory, a GGUF file, or {SMOLLM2} (the default, if it is installed)"
@@ -47,7 +48,7 @@ def make_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0; 2 if the command line, a file or the server is wrong; 130 if it is interrupted while the model loads."""
     options = make_parser().parse_args(argv)
-    return run_guarded("jaxspec chat", lambda: run(options))
+    return run_guarded("jaxspec chat", lambda: run(options), in_flags)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.serve_loading import sampling_defaults
+from jaxspec.commands.serve_options import set_by
 from jaxspec.config import PLAIN, TreeShape, names_of
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.output import traced_tokens
@@ -44,8 +45,9 @@ class EngineSource:
         """From the options of the command line. `shape`: of the engine's tree. Raises also what `load_models` does."""
         say(f"loading {options.model_path} ...")
         started = time.perf_counter()
-        names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization", "context_length")
-        passed = {name: vars(options)[name] for name in names} | {"token_map": options.speculative_token_map}
+        names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization")
+        passed = {name: vars(options)[name] for name in names} | set_by(options, "engine")
+        passed["token_map"] = options.speculative_token_map
         passed |= {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
         models = load_models(options.model_path, options.speculative_draft_model_path, shape, **passed)
         say(f"loaded in {time.perf_counter() - started:.1f} s")
@@ -72,7 +74,7 @@ class EngineSource:
         if tree in self._trees:
             return
         if self._models.algorithm == "NONE":
-            raise ValueError("no draft head is loaded: start with --draft, and without --tree plain")
+            raise ValueError("no drafts are loaded: start with --draft, and without --tree plain")
         self._thread.close()
         try:
             self._start(tree)

@@ -12,8 +12,10 @@ from tqdm import tqdm
 
 from jaxspec.checks import short
 from jaxspec.commands.common import add_prompt_options, listing, run_guarded, table
-from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree
 from jaxspec.config import PLAIN
+from jaxspec.defaults import NGRAM
 from jaxspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ Speeds are of one pass each; `jaxspec bench speculative` measures with more care
 class Report:
     model: str
     head: str
-    """Its kind: HeadConfig.algorithm."""
+    """Where the drafts come from: LoadedModels.algorithm."""
     tree: str
     temperature: float
     prompts: dict[str, Any]
@@ -54,7 +56,8 @@ class Report:
     worst_prompt: str
     """The beginning of the prompt with the lowest accept length."""
     sharpness: float | None
-    """The factor on the logits of likely tokens that sampled drafts have learnt; 1: as sure as the target. None: greedy."""
+    """The factor on the logits of likely tokens that sampled drafts have learnt; 1: as sure as the target. None: greedy, or
+    n-grams draft too."""
     tokens_per_second: float
     plain_tokens_per_second: float
     prompts_equal_to_plain: int
@@ -76,7 +79,7 @@ class Verdict:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if too few drafts are accepted, 2 if the head can't be loaded or does not fit."""
     parser = Parser("jaxspec check-draft", "Check whether a draft head fits a model and speeds it up on this machine.", EPILOG)
-    add_model_options(parser)
+    add_model_options(parser, *ENGINE)
     add_tree_options(parser)
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
     add = parser.add_argument
@@ -94,25 +97,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict(report) | {"verdict": asdict(verdict)}, indent=1) if options.json else show(report, verdict))
         return 0 if verdict.passed else 1
 
-    return run_guarded(parser.prog, run)
+    return run_guarded(parser.prog, run, in_flags)
 
 
 def check(options: argparse.Namespace) -> Report:
     """Runs the prompts without and with the head, one at a time, after an untimed pass of each that compiles.
 
-    Raises ValueError if there is no head, or if head, model and prompts do not fit.
+    Raises ValueError if there are no drafts, or if head, model and prompts do not fit.
     """
     tree = chosen_tree(options)
     if tree == PLAIN:
-        raise ValueError("--tree plain uses no draft head: give another tree, or leave it out")
+        raise ValueError("--tree plain drafts nothing: give another tree, or leave it out")
 
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
     bench = Workbench.of(options, tree=tree, adaptive=False)  # else a CPU may choose plain decoding
-    if bench.models.head is None:
-        raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
+    bench.check_drafts()
     tree = bench.models.tree
     prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
@@ -132,10 +134,13 @@ def check(options: argparse.Namespace) -> Report:
     _, plain, _, speculative = passes
     lengths, own = speculative.verifications, [output.speculation.accept_length for output in speculative.outputs]
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
-    _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
+    sharpness = None
+    if options.temperature and not bench.models.config.ngram:
+        _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
+        sharpness = round(of_likely / of_noise, 3)
     return Report(
         model=bench.models.name,
-        head=bench.models.head.config.algorithm,
+        head=bench.models.algorithm,
         tree=str(tree),
         temperature=options.temperature,
         prompts=prompts.describe() | {"chat": options.chat},
@@ -147,7 +152,7 @@ def check(options: argparse.Namespace) -> Report:
         histogram={length: lengths.count(length) for length in range(1, tree.num_steps + 2)},
         accept_length_of_prompts=[round(length, 3) for length in own],
         worst_prompt=short(prompts.prompts[own.index(min(own))]),
-        sharpness=round(of_likely / of_noise, 3) if options.temperature else None,
+        sharpness=sharpness,
         tokens_per_second=speculative.tokens_per_second,
         plain_tokens_per_second=plain.tokens_per_second,
         prompts_equal_to_plain=count_equal(plain.tokens, speculative.tokens),
@@ -156,7 +161,9 @@ def check(options: argparse.Namespace) -> Report:
 
 def judge(report: Report, least: float) -> Verdict:
     reason = f"accept length {report.accept_length:.2f}, {report.speed_up:.2f} times the speed of plain decoding"
-    if report.accept_length < USELESS:
+    if report.accept_length < USELESS and report.head == NGRAM:
+        reason = f"accept length {report.accept_length:.2f}: these texts hardly repeat, so drafts from them are useless"
+    elif report.accept_length < USELESS:
         reason = (
             f"accept length {report.accept_length:.2f}: the head is useless. Is it for another model, does it read other layers "
             "(see `jaxspec convert --inspect`), or do the prompts need --chat?"

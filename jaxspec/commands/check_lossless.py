@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from jaxspec.commands.common import add_prompt_options, run_guarded, table
-from jaxspec.commands.options import Parser, add_model_options, tree, whole
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import ENGINE, Parser, add_model_options, tree, whole
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if an output differs, 2 if model or head can't be loaded."""
     description = "Compare speculation with plain decoding of single requests, token for token, greedy and sampled with seeds."
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
-    add_model_options(parser)
+    add_model_options(parser, *ENGINE)
     add = parser.add_argument_group("what is compared").add_argument
     add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: the one that jaxspec serve uses)")
     add("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
@@ -190,18 +191,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{show(comparisons)}\n\n{verdict(comparisons)}")
         return 0 if all(each.equal == each.total for each in comparisons) else 1
 
-    return run_guarded(parser.prog, run)
+    return run_guarded(parser.prog, run, in_flags)
 
 
 def check(options: argparse.Namespace) -> list[Comparison]:
-    """Loads and compares. Raises ValueError if there is no head, or if head, model and prompts do not fit."""
+    """Loads and compares. Raises ValueError if there are no drafts, or if head, model and prompts do not fit."""
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import Workbench
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
     bench = Workbench.of(options, adaptive=False)  # else a CPU may choose plain decoding, which would be compared with itself
-    if bench.models.head is None:
-        raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
+    bench.check_drafts()
     prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)

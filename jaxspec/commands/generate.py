@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxspec.checkpoints.json_files import read_object
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.defaults import check_name
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
@@ -42,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="colour tokens by their origin; auto: on a terminal (default: %(default)s)",
     )
     add_sampling_options(parser)
-    add_model_options(parser, "context_length")
+    add_model_options(parser, "context_length", *ENGINE)
     add_tree_options(parser)
     return parser.parse_args(argv)
 
@@ -70,7 +71,7 @@ def add_sampling_options(parser: Parser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0; 1 if the engine failed; 2 if the command line or a file is wrong."""
     options = parse(argv)
-    return run_guarded("jaxspec generate", lambda: run(options))
+    return run_guarded("jaxspec generate", lambda: run(options), in_flags)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench
 
-    bench = Workbench.of(options, tree=tree, context_length=options.context_length, progress=sys.stderr.isatty())
+    bench = Workbench.of(options, tree=tree, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
     compile_ahead(bench.models.engine, tokens, params.json_schema)
     counter = CompilationCounter()

@@ -47,6 +47,8 @@ def tree(text: str) -> TreeShape:
 
 def kv_cache_dtype(name: str) -> str:
     """An option's type: one of KV_CACHE_DTYPES; vLLM calls fp8_e4m3 also fp8."""
+    if name not in (*KV_CACHE_DTYPES, "fp8"):
+        raise argparse.ArgumentTypeError(f"must be auto, which is the dtype of the weights (--dtype), or {FP8}, got {name[:80]!r}")
     return FP8 if name == "fp8" else name
 
 
@@ -158,8 +160,9 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, STANDALONE, NGRAM, NONE (default: the draft's)"
         ),
         Option(
-            "--speculative-draft-model-path --speculative-draft-model --draft DIR",
-            "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
+            "--speculative-draft-model-path --speculative-draft-model --draft NAME",
+            "a draft head or small model: its name on the Hub, or its directory; or ngram: drafts from the text (default: the head "
+            "that comes with the model)",
         ),
         Option(
             "--speculative-draft-model-revision NAME",
@@ -200,7 +203,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "the same for the draft head's cache (default: as --kv-cache-dtype)",
             "engine.draft_kv_cache_dtype",
             type=kv_cache_dtype,
-            choices=KV_CACHE_DTYPES,
             needs="head",
         ),
         Option("--speculative-ngram-min-match-window-size", sets="engine.ngram_min_match"),
@@ -227,7 +229,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "auto is the dtype of the weights; fp8_e4m3 stores keys and values in 8 bits, with the checkpoint's scales or none",
             "engine.kv_cache_dtype",
             type=kv_cache_dtype,
-            choices=KV_CACHE_DTYPES,
         ),
         Option(
             "--attention-kernel NAME",
@@ -304,6 +305,8 @@ HEAD = tuple(
     f"speculative_{each}" for each in ("draft_model_path", "draft_model_revision", "token_map", "draft_model_quantization")
 )
 """About the draft head or model."""
+ENGINE = ("speculative_ngram", "kv_cache_dtype")
+"""What changes how an engine drafts and computes, for the commands that compare or show its texts."""
 TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 FLAG_OF = {option.sets.removeprefix("engine."): option.flag for option in OPTIONS.values() if option.sets.startswith("engine.")}
 """The flag that sets a field of EngineConfig."""

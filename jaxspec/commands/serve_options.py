@@ -200,7 +200,7 @@ def parse_arguments(
     shown |= {name: "***" for name, key in keys.items() if key is not None}
     shown["tree"] = options.tree and options.tree.name
     in_use = {name: value for name, value in shown.items() if name not in _UNSHOWN}
-    settings = ServerSettings(**_set_by(options, "server") | keys, shown=in_use)
+    settings = ServerSettings(**set_by(options, "server") | keys, shown=in_use)
     return ServerArguments(
         prog=prog,
         model=options.model_path,
@@ -334,12 +334,13 @@ def _trees(flag: str, text: str | None) -> tuple[TreeShape, ...] | None:
         raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4": {error}') from None
 
 
-def _set_by(options: argparse.Namespace, owner: str) -> dict[str, Any]:
-    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's."""
+def set_by(options: argparse.Namespace, owner: str) -> dict[str, Any]:
+    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's. A command
+    may have some of the options only."""
     found: dict[str, Any] = {}
     for option in OPTIONS.values():
         if option.sets.startswith(f"{owner}.") and option.dest not in _CONVERTED:
-            given = vars(options)[option.dest]
+            given = vars(options).get(option.dest)
             value = given if option.switch is None else option.switch if given else None
             found |= {} if value is None else {option.field.name: value}
     return found
@@ -348,7 +349,7 @@ def _set_by(options: argparse.Namespace, owner: str) -> dict[str, Any]:
 def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of EngineConfig, as far as they were given or the server's default differs."""
     # Servers of one model must not repeat each other's samples, nor one its own after a restart.
-    fields = {"random_seed": None, **_set_by(options, "engine")}
+    fields = {"random_seed": None, **set_by(options, "engine")}
     if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
         fields["adaptive_trees"] = trees
     if options.max_total_tokens is not None:

@@ -13,6 +13,7 @@ import jax
 
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import Chat, PromptSet, Turns
+from jaxspec.commands.serve_options import set_by
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
@@ -35,20 +36,27 @@ class Workbench:
 
     @classmethod
     def of(cls, given: Namespace, **options) -> "Workbench":
-        """From the options of `add_model_options`."""
+        """From the options of `add_model_options`, and those of the engine that the command has."""
         model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
         names = (*HubOptions._fields, "quantization", "speculative_draft_model_quantization")
         passed = {name: vars(given)[name] for name in names}
-        return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **options)
+        return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **set_by(given, "engine"), **options)
+
+    def check_drafts(self) -> None:
+        """Raises ValueError if the model has neither a head nor n-grams."""
+        if self.models.head is None and not self.models.config.ngram:
+            raise ValueError(f"{self.models.name} comes without a draft head: give --draft, or --draft ngram")
 
     def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, head: bool = True, **more: Any) -> Engine:
-        """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both; it compiles its programs in the
-        first pass. Plain engines have neither. `more`: of EngineConfig."""
-        if tree.num_steps and head and self.models.head is None:
+        """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both, as the model was loaded; it
+        compiles its programs in the first pass. Plain engines have neither. `more`: of EngineConfig."""
+        loaded, source = self.models.config, self.models.head if tree.num_steps and head else None
+        config = EngineConfig(
+            max_running_requests=batch, context_length=context_length, tp_size=loaded.tp_size, kv_cache_dtype=loaded.kv_cache_dtype
+        )
+        config = replace(config, **{"ngram": loaded.ngram and tree != PLAIN, **more})
+        if tree.num_steps and source is None and not config.ngram:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        tp_size = self.models.config.tp_size
-        config = EngineConfig(max_running_requests=batch, context_length=context_length, tp_size=tp_size, **more)
-        source = self.models.head if tree.num_steps and head else None
         return Engine(self.models.target, source, self.models.tokenizer, tree, config)
 
     def ask(self, prompts: PromptSet, max_tokens: int) -> PromptSet:

@@ -18,7 +18,7 @@ from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, add_model_options, whole
 from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, default_tree, draft_path, gpu_dtype, model_directory
+from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
 from jaxspec.planner.gpus import DRIVER, GPUS, Gpu
 
@@ -46,6 +46,7 @@ def make_parser(prog: str = PROG) -> Parser:
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
     parser = Parser(prog, about, EXAMPLES)
     add_model_options(parser)
+    parser.by_name["--draft"].help = "a draft head or small model: its name on the Hub, or a path (default: the model's own)"
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
@@ -60,7 +61,8 @@ def make_parser(prog: str = PROG) -> Parser:
     add("--jax-memory-share", type=float, default=JAX_SHARE, metavar="X", help=share_help)
     group = parser.add_argument_group("load")
     add = group.add_argument
-    OPTIONS["tree"].add_to(group)
+    about = "the draft tree, or plain; S/K/D/H: n-grams beside a head of H levels (default: the head's, as on a GPU)"
+    OPTIONS["tree"].add_to(group, help=about)
     add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
     add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
     OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)
@@ -111,6 +113,8 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     hub = HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision)
     path = model_directory(options.model_path, hub, weights=False)
     draft = options.speculative_draft_model_path
+    if draft == FROM_TEXT:
+        raise ValueError("the times of drafts from the text are not known: give a head as --draft, or --tree plain")
     if options.tree == PLAIN and (draft or options.speculative_token_map or hub.of_draft.revision):
         raise ValueError("--tree plain drafts nothing: leave out --draft, its revision and --speculative-token-map")
     where = None if options.tree == PLAIN else draft_path(draft, path, hub, weights=False)

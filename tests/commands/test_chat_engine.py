@@ -89,7 +89,7 @@ def test_another_tree_is_another_engine_and_plain_decoding_is_in_all(source):
     source.prepare(None)
     assert made == [TREE, OTHER, TREE]
     source._models.algorithm = "NONE"
-    with pytest.raises(ValueError, match="no draft head is loaded"):
+    with pytest.raises(ValueError, match="no drafts are loaded"):
         source.prepare(OTHER)
     assert text_of(list(source.answer(QUESTION, Wishes(max_tokens=3)))) == TEXT[:3]
 

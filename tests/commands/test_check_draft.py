@@ -105,7 +105,7 @@ def test_the_report_is_readable():
     assert said.endswith("passed: accept length 3.00, 3.00 times the speed of plain decoding")
 
 
-@pytest.mark.parametrize(("flags", "said"), [([], "comes without a draft head"), (["--tree", "plain"], "uses no draft head")])
+@pytest.mark.parametrize(("flags", "said"), [([], "comes without a draft head"), (["--tree", "plain"], "drafts nothing")])
 def test_without_a_head_or_a_tree_there_is_nothing_to_check(model, flags, said, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("one\n")
     assert main(["--model-path", str(model.target), "--prompts", str(tmp_path / "prompts.txt"), *flags]) == 2

@@ -25,11 +25,12 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_engine
 
 
+@pytest.mark.parametrize("more", ["", "--speculative-ngram", "--draft ngram --kv-cache-dtype fp8"])
 @pytest.mark.variants
-def test_a_tree_changes_no_token(model, tmp_path, capsys):
+def test_a_tree_changes_no_token(model, tmp_path, capsys, more):
     (tmp_path / "prompts.txt").write_text("one\ntwo words\n")
     flags = [*model.flags, "--trees", "1/1/2", "--batch", "1", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "8"]
-    assert main([*flags, "--json"]) == 0
+    assert main([*flags, *more.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "lossless: all 4 outputs equal plain decoding, token for token"
     tried = [(each["tree"], each["batch"], each["sampling"], each["equal"]) for each in found["comparisons"]]

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.commands import workbench
+from jaxspec.cli import main
+from jaxspec.commands import chat_engine, workbench
 from jaxspec.commands.common import Chat, PromptSet, Turns
 from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
-from jaxspec.config import PLAIN, EngineConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_config, tiny_engine
 from tests.server.fakes import byte_tokenizer
@@ -118,3 +119,21 @@ def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(
     workbench.Workbench.of(parser.parse_args(words.split()))
     found = seen["revision"], seen["speculative_draft_model_revision"], seen["download_dir"]
     assert found == ("v2", "v3", Path("/disk"))
+
+
+@pytest.mark.parametrize("command", ["generate x", "chat smollm2", "check-draft", "check-lossless"])
+def test_every_command_that_runs_a_model_takes_n_grams_and_an_8_bit_cache(monkeypatch, command: str, capsys):
+    def load(_model: Path, draft: str, *_: object, **options) -> None:
+        raise ValueError(f"{draft} {options['ngram']} {options['kv_cache_dtype']}")
+
+    for loading in (workbench, chat_engine):
+        monkeypatch.setattr(loading, "load_models", load)
+    flags = "--draft ngram --speculative-ngram --kv-cache-dtype fp8"
+    assert main(f"{command} {flags}".split()) == 2
+    assert capsys.readouterr().err.endswith(f"jaxspec {command.split()[0]}: error: ngram True fp8_e4m3\n")
+
+
+def test_engines_draft_and_round_as_the_model_was_loaded():
+    bench = Workbench(None, "ngram", kv_cache_dtype="fp8_e4m3")
+    drafting, plain = (bench.engine(tree, 1, 64).config for tree in (TreeShape(2, 1), PLAIN))
+    assert (drafting.ngram, plain.ngram) == (True, False) and drafting.kv_cache_dtype == plain.kv_cache_dtype == "fp8_e4m3"
