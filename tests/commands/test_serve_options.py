@@ -383,6 +383,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--context-length 1", "--context-length"),
         ("--context-length long", "--context-length"),
         ("--dtype int8", "--dtype"),
+        ("--kv-cache-dtype bfloat16", "must be auto, which is the dtype of the weights (--dtype), or fp8_e4m3, got 'bfloat16'"),
         ("--port 65536", "--port"),
         ("--port http", "--port"),
         ("--log-level loud", "--log-level"),

@@ -93,6 +93,10 @@ def test_what_is_missing_counts_whole_pages(flags, capsys):
     assert float(missing) > 16 * 300_000 * 32 * 2 * 8 * 128 * 2 / 1e9 - 24
 
 
+def test_drafts_from_the_text_have_no_times(capsys):
+    assert main(["--draft", "ngram"]) == 2 and "the times of drafts from the text are not known" in capsys.readouterr().err
+
+
 def test_a_tree_that_is_deeper_than_a_block_is_refused(tmp_path, capsys):
     files = config_file(tmp_path / "target.json", QWEN3_8B), config_file(tmp_path / "head.json", DFLASH_QWEN3_8B)
     asked = ["--no-compile", "--model-path", str(files[0]), "--draft", str(files[1]), "--tree"]
