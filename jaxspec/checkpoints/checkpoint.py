@@ -159,9 +159,10 @@ def _read_index(path: Path) -> dict[str, str]:
     index = read_object(path).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
         raise ValueError(f"{path} has no weight_map from tensor names to file names")
+    there = {each.name for each in path.parent.iterdir() if each.is_file()}  # Path.is_file raises for names that are too long
     for file in sorted(set(index.values())):
         if Path(file).name != file or Path(file).suffix not in FORMATS:
             raise ValueError(f"{path} names {short(file)}: expected a tensor file in the same directory")
-        if not (path.parent / file).is_file():
-            raise ValueError(f"{path} names {file}, which is missing")
+        if file not in there:
+            raise ValueError(f"{path} names {file:.200}, which is missing")
     return index
