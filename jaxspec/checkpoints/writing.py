@@ -1,12 +1,13 @@
 """Writes checkpoints in safetensors files; readers see a complete directory or none."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,38 @@ def write_checkpoint(
 def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new directory that becomes `final` when the block ends well; otherwise it is removed.
 
-    A killed process leaves `<final>.incomplete`, which the next attempt overwrites. Raises ValueError if `final` exists and may not
-    be replaced.
+    A killed process leaves `<final>.incomplete`, which the next attempt overwrites. Raises ValueError if `final` exists, if only as
+    a link, and may not be replaced, or if another process writes it.
     """
-    if final.exists() and not replace:
+    if os.path.lexists(final) and not replace:
         raise ValueError(f"{final} exists already: choose another place, or remove it first")
     fresh = final.with_name(final.name + ".incomplete")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    fresh.mkdir(parents=True, exist_ok=True)
+    with locked(fresh):
+        try:
+            for left in fresh.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield fresh
+            synchronize(fresh)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(fresh, final)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes out, until the end of this one at the latest. Raises ValueError if one is in."""
+    handle = os.open(directory, os.O_RDONLY)
     try:
-        yield fresh
-        synchronize(fresh)
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(fresh, final)
+        with suppress(OSError):  # of file systems without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another process is writing {directory}: wait until it ends, or stop it") from None
+        yield
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        os.close(handle)
 
 
 def synchronize(directory: Path) -> None:
@@ -128,7 +146,8 @@ def _shards(tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> It
 def _write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """A .safetensors file, its values at multiples of ALIGNMENT where sizes allow it, which the library's files are not."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    names = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)  # the format has no gaps: odd sizes come last
+    # The format has no gaps: odd sizes come last, wide numbers first, so that all begin at multiples of their width.
+    names = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))
     start = 0
     for name in names:
         end = start + tensors[name].nbytes

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
@@ -116,8 +117,10 @@ def run(options: argparse.Namespace) -> int:
     if missing := [package for package in needed if find_spec(package) is None]:
         names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
         raise ValueError(f"{PROG} needs {names}, which {verb} not installed: pip install 'jaxspec-llm[train]'")
-    if options.out is not None and options.out.exists():
+    if options.out is not None and os.path.lexists(options.out):
         raise ValueError(f"{options.out} exists already: give a new directory")
+    if options.command != "data" and settings.length <= EVALUATED_TOKENS:
+        raise ValueError(f"--length must be more than the {EVALUATED_TOKENS} tokens of an evaluation, got {settings.length}")
     hub = HubOptions(options.revision, options.download_dir)
     if settings.begin is not None:
         settings = replace(settings, begin=str(model_directory(settings.begin, hub.newest)))
@@ -171,12 +174,10 @@ def train(options: argparse.Namespace, settings: TrainSettings, models: "LoadedM
             entry["accept_lengths"], heldout = [round(each, 4) for each in found], entry["heldout"]
             length = sum(found) / len(found)
             said = " and ".join(f"{each:.2f} at temperature {at:g}" for each, at in zip(found, TEMPERATURES, strict=True))
-            print(
-                f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, "
-                f"right drafts {heldout['accuracy']}, accept length {said} with {EVALUATED_TREE.name}, "
-                f"{entry['seconds_left']} s left",
-                flush=True,
-            )
+            known = {"loss": entry["train_loss"], "held out": heldout["loss"], "right drafts": heldout["accuracy"]}
+            losses = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+            left = "" if entry["seconds_left"] is None else f", {entry['seconds_left']} s left"
+            print(f"step {entry['step']}: {losses}, accept length {said} with {EVALUATED_TREE.name}{left}", flush=True)
             trainer.keep_best(entry["step"], length)
             for name, value in curves(entry, length).items():
                 board.add_scalar(name, value, entry["step"])

@@ -30,7 +30,7 @@ class Trial(NamedTuple):
         if not short:
             raise ValueError(
                 f"none of the {len(prompts)} held-out prompts leaves room for {max_tokens} tokens within --length {length}: "
-                "give a larger one, or write more conversations"
+                "train head with a larger one, or write more shards"
             )
         return cls(short[:count], max_tokens)
 

@@ -288,7 +288,7 @@ class Trainer:
                         "train_loss": round(float(np.mean(recent[-50:])), 4) if recent else None,
                         "heldout": self.evaluate(),
                         "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1) if pace else None,
-                        "seconds_left": round(pace * (self.settings.steps - self.step)),
+                        "seconds_left": round(pace * (self.settings.steps - self.step)) if pace else None,
                     }
                     yield entry  # the caller may add to it
                     log.write(json.dumps(entry) + "\n")

@@ -34,7 +34,7 @@ GROUPS = [
     {"embed_tokens": all_bits(jnp.bfloat16, 64, 512).T, "draft_to_target": jnp.arange(100, dtype=jnp.int32)},  # .T: no copy is made
     layer(0),
     layer(1),
-    {"odd": all_bits(jnp.uint16, 3), "scale": np.float32(0.1)},
+    {"odd": all_bits(jnp.uint16, 3), "odd_bytes": all_bits(jnp.int8, 3), "scale": np.float32(0.1)},
     {"fp8": all_bits(jnp.float8_e4m3fn, 64, 3), "state": {"0": np.arange(5, dtype=np.int32)}},
 ]
 PARAMETERS = {path: np.asarray(array) for group in GROUPS for path, array in flatten_dict(group).items()}
@@ -90,7 +90,9 @@ def test_the_library_reads_the_same(shared):
 def test_an_array_on_a_cpu_is_the_mapped_file(shared):
     """But for sizes that are no multiples of what JAX asks for."""
     views = {keys: array.ctypes.data for keys, array in mapped_parameters(shared, expected())}
-    assert {keys for keys, place in views.items() if place % 64} <= {("odd",), ("scale",), ("state", "0"), ("draft_to_target",)}
+    small = {("odd",), ("odd_bytes",), ("scale",), ("state", "0"), ("draft_to_target",)}
+    assert {keys for keys, place in views.items() if place % 64} <= small
+    assert all(place % PARAMETERS[keys].itemsize == 0 for keys, place in views.items())
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

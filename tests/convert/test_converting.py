@@ -26,7 +26,7 @@ from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
 from jaxspec.checkpoints.json_files import TEMPLATES
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
-from jaxspec.checkpoints.writing import write_checkpoint
+from jaxspec.checkpoints.writing import fresh_directory, write_checkpoint
 from jaxspec.testing import (
     engine_target,
     random_block,
@@ -511,6 +511,17 @@ def test_an_existing_place_is_left_alone(target, tmp_path):
     with pytest.raises(ValueError, match="exists already: choose another place"):
         convert_target(target, tmp_path / "converted", Options())
     assert (tmp_path / "converted/mine.txt").read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="link exists already"):
+        convert_target(target, tmp_path / "link", Options())
+
+
+def test_of_two_that_write_one_place_the_second_is_refused(target, tmp_path):
+    with fresh_directory(tmp_path / "converted") as fresh:
+        (fresh / "first").touch()
+        with pytest.raises(ValueError, match=r"another process is writing .*converted"):
+            convert_target(target, tmp_path / "converted", Options())
+    assert [path.name for path in (tmp_path / "converted").iterdir()] == ["first"]
 
 
 def test_shards_change_nothing(target, tmp_path, monkeypatch):

@@ -259,10 +259,17 @@ def test_packages_that_are_missing_are_named_before_the_model_is_loaded(monkeypa
     assert said.endswith("needs tensorboardX, which is not installed: pip install 'jaxspec-llm[train]'\n")
 
 
-@pytest.mark.parametrize(("begin", "said"), [("nowhere", "nowhere does not exist: "), ("org/none", "org/none is ")])
-def test_the_head_to_begin_with_is_found_before_any_text_is_written(monkeypatch, capsys, begin, said):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--begin nowhere", "nowhere does not exist: "),
+        ("--begin org/none", "org/none is "),
+        ("--length 48", "--length must be more than the 64 tokens of an evaluation, got 48"),
+    ],
+)
+def test_what_training_could_not_use_is_refused_before_any_text_is_written(monkeypatch, capsys, given, said):
     monkeypatch.setattr("jaxspec.load.load_models", lambda *_, **__: pytest.fail("too late"))
-    assert command.main(["run", "--out", "no-such-head", "--model-path", str(TARGET), "--begin", begin]) == 2
+    assert command.main(["run", "--out", "no-such-head", "--model-path", str(TARGET), *given.split()]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -201,7 +201,7 @@ def test_a_run_that_was_killed_in_an_evaluation_begins_with_it(tmp_path, target,
     _, entries = evaluations()
     assert next(entries)["step"] == 3
     run, entries = evaluations()
-    assert (first := next(entries))["step"] == 3 and first["train_loss"] is None
+    assert (first := next(entries))["step"] == 3 and first["train_loss"] is first["seconds_left"] is None
     assert "loss/learnt" not in curves(first, 2.0) and curves(first, 2.0)["accept_length"] == 2.0
     run.keep_best(3, 2.0)
     run, entries = evaluations()
