@@ -123,8 +123,7 @@ def remove_oldest(directory: Path, most: int) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Puts slow files first, marks the folders of clients and browser and what compiles for GPUs, lets -m choose, and counts what
-    it left out."""
+    """Puts slow files first, marks clients, browser and what compiles for GPUs, lets -m choose, and counts what it left out."""
     places = {str(TESTS / name): place for place, name in enumerate(SLOW)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
     for item in items:

@@ -34,9 +34,8 @@ def test_it_has_the_sections_of_sglangs_document():
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     assert tuple(parts)[:5] == SECTIONS
     for name in SECTIONS:
-        assert all(word in parts[name] for word in ("launch_server_cmd(", "wait_for_server(", "terminate_process(", "'stream'")), (
-            name
-        )
+        words = ("launch_server_cmd(", "wait_for_server(", "terminate_process(", "'stream'")
+        assert all(word in parts[name] for word in words), name
 
 
 @pytest.mark.variants
@@ -50,8 +49,7 @@ def test_the_notebook_prints_what_it_shows():
     assert ended.returncode == 0, ended.stderr[-3000:]
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     for cell, printed in zip(cells, json.loads(ended.stdout.splitlines()[-1]), strict=True):
-        shown = "".join(line for output in cell["outputs"] for line in output["text"])
-        assert printed == shown
+        assert printed == "".join(line for output in cell["outputs"] for line in output["text"])
 
 
 def main() -> None:

@@ -22,9 +22,8 @@ SOURCES = (".cc", ".h", ".inc", ".so")
 
 def files_beside_modules() -> list[Path]:
     """What of the packages is no module, relative to the repository. benchmarks/results is a record, not a part of the program."""
-    found = [
-        path.relative_to(ROOT) for package in ("jaxspec", "pallas_kernels", "convert") for path in (ROOT / package).rglob("*.*")
-    ]
+    packages = (ROOT / name for name in ("jaxspec", "pallas_kernels", "convert"))
+    found = [path.relative_to(ROOT) for package in packages for path in package.rglob("*.*")]
     return [path for path in found if path.suffix not in (".py", ".pyc", *SOURCES) and (ROOT / path).is_file()]
 
 

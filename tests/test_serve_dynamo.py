@@ -92,8 +92,7 @@ def loaded(engine) -> Any:
 
 @pytest.fixture
 def worker(serve_dynamo, loaded) -> Iterator[Any]:
-    closing = ExitStack()
-    made = serve_dynamo.DynamoWorker(loaded, parse_arguments([]), closing)
+    made = serve_dynamo.DynamoWorker(loaded, parse_arguments([]), ExitStack())
     yield made
     asyncio.run(made.cleanup())
     asyncio.run(made.cleanup())  # Dynamo may call it twice

@@ -7,6 +7,7 @@ rules say.
 
 import json
 import re
+import sys
 
 MOST_CHARACTERS = 60_000
 """In strings; llguidance ends at 65,525 symbols in all."""
@@ -21,7 +22,7 @@ _TOKEN = re.compile(
     | (?P<any>\.)""",
     re.VERBOSE | re.DOTALL,
 )
-_CHARACTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5})|(.))|.", re.DOTALL)
+_CHARACTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|.", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -63,11 +64,13 @@ def as_lark(ebnf: str) -> str:
 
 def _character(found: re.Match[str]) -> str:
     """What one stands for, escaped or not. Raises ValueError."""
-    number, named = found[1] or found[2] or found[3], found[4]
-    if number:
-        return chr(int(number, 16))
-    if named is not None and named.isalnum() and named not in _ESCAPED:
+    code, named = found[1] or found[2] or found[3], found[4]
+    number = int(code or "0", 16)
+    is_none = number > sys.maxunicode or 0xD800 <= number < 0xE000  # beyond Unicode, or half of a surrogate pair
+    if is_none or (named is not None and named.isalnum() and named not in _ESCAPED):
         raise ValueError(f"has the unknown escape {found[0]}")
+    if code:
+        return chr(number)
     return found[0] if named is None else _ESCAPED.get(named, named)
 
 

@@ -202,8 +202,7 @@ class Writer:
             return None
         top_p, seed = 0.95 if temperature else 1.0, chance.getrandbits(31)
         params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=min(max_tokens, room))
-        output = yield GenerationRequest(tuple(prompt), params)
-        return output
+        return (yield GenerationRequest(tuple(prompt), params))
 
     def _before_it_repeats(self, tokens: list[int]) -> list[int]:
         """An answer, or as much of it as does not say the same over and over."""

@@ -229,8 +229,7 @@ def test_contexts_are_put_back_and_pages_are_scattered():
 
 
 def test_check_and_probe_run_every_kernel_of_a_cycle():
-    """The folders of pallas_kernels that have a kernel for GPUs; each with all that a model's weights and cache may be. What may
-    end the process comes last."""
+    """The folders of pallas_kernels with a kernel for GPUs, each with all kinds of weights and caches. What may crash is last."""
     folders = {path.parent.name for path in Path(pallas_kernels.__path__[0]).glob("*/pallas_triton.py")}
     names = [each.kernel for each in checked_kernels(Lab(SMALL))]
     assert {name for folder in folders for name in names if name.startswith(folder)} | {"norm_pair", *names[2:5]} == set(names)

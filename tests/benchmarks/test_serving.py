@@ -133,10 +133,7 @@ def test_a_broken_answer_is_a_failed_request(measure, parts, reason):
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [
-        ((401, '{"error": {"message": "no key"}}'), "status 401: "),
-        ((200, "<html>hello</html>"), "the stream ended before [DONE]"),
-    ],
+    [((401, '{"error": {"message": "no key"}}'), "status 401: "), ((200, "<html>hello</html>"), "the stream ended before [DONE]")],
 )
 def test_what_the_first_request_meets_is_one_line(measure, answer, message):
     with Stub(fine, lambda _: answer).running() as url:

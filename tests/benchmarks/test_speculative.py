@@ -120,8 +120,7 @@ def test_a_tournament_ends_with_the_fastest(monkeypatch):
 
     monkeypatch.setattr(tuning, "measure", measure)
     monkeypatch.setattr(tuning, "warm_up", lambda *_: None)
-    best = tuning.tournament(None, [timed(tree, 1.0) for tree in true], 1, 3, None)
-    assert best.tree == CHAIN
+    assert tuning.tournament(None, [timed(tree, 1.0) for tree in true], 1, 3, None).tree == CHAIN
     assert rounds == {SHORT: 1, WIDE: 1, TreeShape(5, 1, 6): 1, CHAIN: 4, TreeShape(2, 1, 3): 4}
 
 
@@ -142,8 +141,7 @@ def test_the_config_file_is_one_that_the_server_takes(tmp_path):
 
 
 def test_what_is_quoted_was_measured_again():
-    trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]
-    made = tables(results_of((4, "3/1/4", trees), exhaustive=True))
+    made = tables(results_of((4, "3/1/4", [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]), exhaustive=True))
     assert list(made) == ["best", "time", "batch 4"] and "1.37 (1.37..1.37)" in made["best"]
 
 

@@ -136,8 +136,7 @@ class Visit:
         return str(self.evaluate("state.conversation.messages.at(-1).content"))
 
     def tokens(self, box: str = ".turn:last-child .body") -> list[tuple[str, str]]:
-        """Text and colour class of every token that is shown; those of one character's parts are one. A token of several lines, or
-        with Markdown in it, has several spans."""
+        """Text and colour class of every token shown; those of one character's parts are one. Markdown gives it several spans."""
         script = """box => [...document.querySelectorAll(`${box} .token`)]
             .map(span => [span.dataset.start, span.textContent, span.classList[1]])"""
         tokens: dict[str, tuple[str, str]] = {}

@@ -22,9 +22,7 @@ def test_markdown_becomes_elements_and_every_token_keeps_its_colour(visit, mock_
     assert page.page.locator(f"{body} td").all_text_contents() == ["a", "1"]
     assert "<b>markup</b> stays &amp; text." in page.text(body) and "[bad one](javascript:alert(1))" in page.text(body)
     # each piece of the rendered text is a piece of the token that it is coloured by
-    shown = page.evaluate(
-        "[...document.querySelectorAll('.body .token')].map(span => [span.textContent, Number(span.dataset.start)])"
-    )
+    shown = page.evaluate("[...document.querySelectorAll('.body .token')].map(one => [one.textContent, Number(one.dataset.start)])")
     starts = page.evaluate("state.inspected.run.pieces.map(piece => piece.start)") + [len(MARKDOWN)]
     tokens = {start: MARKDOWN[start:end] for start, end in pairwise(starts)}
     assert all(text in tokens[start] for text, start in shown)
@@ -47,9 +45,8 @@ def test_thinking_is_folded_away_and_not_sent_back(visit, mock_url):
     page.ask("[thinks]")
     assert page.text(".thinking div") == THINKING and not page.page.is_visible(".thinking div")
     assert (CODE * 4).startswith(page.answer()) and page.tokens()[0][0].strip() == ""
-    assert "".join("".join(text for text, _ in page.tokens()).split()) == "".join(page.answer().split()), (
-        "coloured from its own begin on"
-    )
+    coloured = "".join(text for text, _ in page.tokens())  # from its own begin on
+    assert "".join(coloured.split()) == "".join(page.answer().split())
     page.ask("And?")
     assert THINKING not in json.dumps(page.bodies[1])
 

@@ -1,5 +1,4 @@
-"""What LLM("smollm2") computes, as one JSON object on the last line of stdout. A process of its own: without optimization, as other
-tests compile, this model takes minutes."""
+"""What LLM("smollm2") computes, as JSON on the last line of stdout. A process of its own: other tests compile unoptimized."""
 
 import json
 import sys

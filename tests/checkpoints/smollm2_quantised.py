@@ -1,7 +1,6 @@
 """What quantisation costs SmolLM2, as one JSON object on the last line of stdout. A process of its own, as smollm2_checks.py.
 
-By storage: the mean KL divergence from float32 on a text, and one plus the share of its positions at which the head drafts what the
-target chooses.
+By storage: the mean KL divergence from float32 on a text, and 1 + the share of positions where the head drafts the target's choice.
 """
 
 import json

@@ -241,16 +241,14 @@ def test_the_factors_of_llama_3_are_recognized(tmp_path: Path):
         rope = RopeConfig(500000.0, "llama3", factor)
         plain, scaled = inverse_frequencies(RopeConfig(rope.theta), 16), inverse_frequencies(rope, 16)
         model = tiny_target(**SIZES, **MODELS["llama"], rope=rope)
-        file = write(
-            tmp_path / f"{factor}.gguf", model, "llama", tensors={"rope_freqs.weight": (plain / scaled).astype(np.float32)}
-        )
+        tensors = {"rope_freqs.weight": (plain / scaled).astype(np.float32)}
+        file = write(tmp_path / f"{factor}.gguf", model, "llama", tensors=tensors)
         write_directory(file, tmp_path / f"{factor}")
         assert load_target(tmp_path / f"{factor}", np.float32).config.rope == rope
     odd = {"rope_freqs.weight": np.full(8, 1.5, np.float32)}
     with pytest.raises(ValueError, match=r"are not those of Llama 3\.1 or 3\.2"):
-        write_directory(
-            write(tmp_path / "odd.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tensors=odd), tmp_path / "odd"
-        )
+        file = write(tmp_path / "odd.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tensors=odd)
+        write_directory(file, tmp_path / "odd")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +316,7 @@ def test_tokenizers_split_text_as_they_say(tmp_path: Path, caplog: pytest.LogCap
     marked = tokenizer.encode(f"a{MARK}<|im_end|>", add_special_tokens=False)
     assert len(marked) == 3 and tokenizer.decode(marked, skip_special_tokens=True) == f"a{MARK}", "a user's token is text"
     assert (tokenizer.encode("the")[:1] == [0]) == how.adds_bos
-    digits = tokenizer.tokenize("123")
-    assert len(digits) == (3 if how.digits_apart or "qwen" in pre else 1)
+    assert len(tokenizer.tokenize("123")) == (3 if how.digits_apart or "qwen" in pre else 1)
 
 
 def test_tools_have_a_chat_template_of_their_own(tmp_path: Path):
@@ -372,9 +369,9 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
     ("kind", "changes", "message"),
     [
         ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
-        ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
-        ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
-        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "the rope scaling 'longrope' is not supported"),
+        ("llama", {"tokenizer": {"model": "t5"}}, "tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
+        ("llama", {"tokenizer": {"pre": "tekken"}}, "tokenizer gpt2/tekken is not supported"),
+        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),
         ("llama", yarn(yarn_log_multiplier=0.1), "yarn_log_multiplier=0.1 is"),
         ("llama", yarn(yarn_ext_factor=0.5), "yarn_ext_factor=0.5 is not"),
         ("llama", yarn(yarn_attn_factor=1.0), "=1 is .* expected 1.13863"),

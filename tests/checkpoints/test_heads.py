@@ -45,8 +45,7 @@ LINEAR = RopeConfig(kind="linear", factor=2.0)
 def test_head_round_trip(tmp_path, draft_vocab_size):
     model = tiny_target()
     head = random_head(model.config, draft_vocab_size=draft_vocab_size)
-    loaded = load_head(write_head(tmp_path / "head", head), model)
-    assert same(loaded.params, head.params)
+    assert same(load_head(write_head(tmp_path / "head", head), model).params, head.params)
 
 
 def test_bin_and_safetensors_hold_the_same_head():
@@ -78,8 +77,7 @@ def test_the_tensors_tell_what_a_head_is(tmp_path, head, algorithm):
 
 def test_a_head_has_its_own_rope():
     """SafeAILab's EAGLE-3 config has no rope_theta: that is 10000, whatever the target's is."""
-    model = target()
-    assert load_head(HEAD, model).config.layer.rope.theta == 10000.0
+    assert load_head(HEAD, target()).config.layer.rope.theta == 10000.0
     assert "rope_theta" not in json.loads((HEAD / "config.json").read_text())
 
 

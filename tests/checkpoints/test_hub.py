@@ -128,8 +128,9 @@ def test_a_revision_is_for_names_on_the_hub(hub: Hub, options, tmp_path):
     with pytest.raises(ValueError, match="a revision was given, but no model"):
         model_directory(None, options._replace(revision="v2"))
     for draft in (None, "ngram"):
+        config = EngineConfig(ngram=draft == "ngram")
         with pytest.raises(ValueError, match=r"draft model was given, but no draft model|needs a draft head"):
-            find_files(None, draft, None, None, EngineConfig(), HubOptions(speculative_draft_model_revision="v2"))
+            find_files(None, draft, None, None, config, HubOptions(speculative_draft_model_revision="v2"))
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,7 @@ def test_values_are_cast_when_they_are_restored(shared, dtype):
             jax.ShapeDtypeStruct((97, 64), jnp.bfloat16),
             rf"'{KERNEL}' has shape \(64, 97\); expected \(97, 64\)",
         ),
-        (
-            ("draft_to_target",),
-            jax.ShapeDtypeStruct((100,), jnp.float32),
-            "'draft_to_target' has dtype int32; expected float32",
-        ),
+        (("draft_to_target",), jax.ShapeDtypeStruct((100,), jnp.float32), "'draft_to_target' has dtype int32; expected float32"),
     ],
 )
 def test_what_does_not_fit_is_named(shared, path, leaf, message):
@@ -130,12 +126,7 @@ def test_what_does_not_fit_is_named(shared, path, leaf, message):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [
-        (None, "names model-00002-of-0000.*, which is missing"),
-        (0, "can't be read"),
-        (100, "can't be read"),
-        (-1, "can't be read"),
-    ],
+    [(None, "names model-00002-of-0000.*, which is missing"), (0, "can't be read"), (100, "can't be read"), (-1, "can't be read")],
     ids=["missing", "empty", "header cut", "truncated"],
 )
 def test_a_damaged_file_is_named(tmp_path, size, message):

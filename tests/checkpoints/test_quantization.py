@@ -188,9 +188,8 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, name, storing):
     expected, _ = logits(dense)
     found, loaded = logits(stored, storing=storing)
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-    sizes = {
-        array.dtype.itemsize for array in jax.tree.leaves(loaded.params["layers"][0]["mlp"]) if array.ndim == 2 and len(array) > 2
-    }
+    arrays = jax.tree.leaves(loaded.params["layers"][0]["mlp"])
+    sizes = {array.dtype.itemsize for array in arrays if array.ndim == 2 and len(array) > 2}
     assert 1 in sizes, "nothing is kept in 8 or 4 bits"
 
 
@@ -229,10 +228,7 @@ def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            "quant_method 'bitsandbytes' is not supported; supported are",
-        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes' is not supported; supported are"),
         ({"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "gptq", "bits": 8}, "gptq of 8 bits"),

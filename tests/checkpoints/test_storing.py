@@ -55,8 +55,7 @@ def test_16_bits_stay_and_change_no_logit(tmp_path, dtype, tied):
 
 
 def q4_with_others(name: str) -> object:
-    """As files of kind Q4_K_M have it: values and `down` in more bits than the rest; here also one matrix in a format without a
-    kernel, and one in 32 bits."""
+    """As in Q4_K_M files: values and `down` in more bits than the rest; here also a matrix without a kernel, and one in 32 bits."""
     for part, kind in {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q8_0, "blk.1.ffn_up": Kind.Q5_0, "blk.2.attn_output": None}.items():
         if part in name:
             return kind
@@ -138,6 +137,5 @@ def test_a_token_map_chooses_rows_of_a_kept_embedding(tmp_path):
 @pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
 @pytest.mark.parametrize(("dtype", "stored"), [("auto", "bfloat16"), ("float32", "float32")])
 def test_on_a_cpu_auto_keeps_the_files_bits(tmp_path: Path, dtype, stored):
-    path = write_target(tmp_path / "target", tiny_target(), jnp.bfloat16)
-    loaded = load_models(path, dtype=dtype)
+    loaded = load_models(write_target(tmp_path / "target", tiny_target(), jnp.bfloat16), dtype=dtype)
     assert dtypes(loaded.target) == {stored} and loaded.target.dtype == "float32"

@@ -53,8 +53,7 @@ def test_target_round_trip(tmp_path, changes):
 
 def test_an_output_projection_that_is_not_the_embedding_is_used(tmp_path):
     """Transformers keeps the two apart and warns, whatever the config says."""
-    model = tiny_target(tie_word_embeddings=True)
-    directory = write_target(tmp_path / "target", model)
+    directory = write_target(tmp_path / "target", tiny_target(tie_word_embeddings=True))
     embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
     changed(directory, lambda tensors: tensors.update({"lm_head.weight": embedding.copy()}))
     assert load_target(directory, FLOAT32).config.tie_word_embeddings
@@ -69,8 +68,7 @@ def test_an_output_projection_that_is_not_the_embedding_is_used(tmp_path):
 @pytest.mark.parametrize("shape", [(1,), (), (2,)], ids=str)
 def test_scales_of_the_cache_are_read_as_published(tmp_path, names, shape):
     """One for all heads, as most have it, or one for each; the dtype is the weights'."""
-    model = tiny_target(num_layers=2)
-    directory = write_target(tmp_path / "target", model, jnp.bfloat16)
+    directory = write_target(tmp_path / "target", tiny_target(num_layers=2), jnp.bfloat16)
     by_head = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
     scales = {(layer, number): (0.25 + layer + number / 2) * by_head for layer in range(2) for number in range(2)}
     named = {f"model.layers.{layer}.self_attn.{names[number]}": scale for (layer, number), scale in scales.items()}
@@ -120,8 +118,7 @@ def test_mistral_is_llama_without_a_window(tmp_path):
 
 def test_one_file_and_shards_hold_the_same(tmp_path):
     model = load_target(TARGET, FLOAT32)
-    whole = load_target(write_target(tmp_path / "one", model), FLOAT32)
-    assert same(whole.params, model.params)
+    assert same(load_target(write_target(tmp_path / "one", model), FLOAT32).params, model.params)
     assert load_target(tmp_path / "one/model.safetensors", FLOAT32).config == model.config
 
 
@@ -403,8 +400,7 @@ def test_shards_may_be_bin_files(tmp_path):
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
     with Checkpoint(tmp_path) as both:
         assert both.file_of == index and {"torch.bfloat16", "project.weight"} <= both.infos.keys()
-        np.testing.assert_array_equal(
-            both.read("norm.weight"), load_file(FIXTURES / "torch_files/module.safetensors")["norm.weight"]
-        )
+        expected = load_file(FIXTURES / "torch_files/module.safetensors")["norm.weight"]
+        np.testing.assert_array_equal(both.read("norm.weight"), expected)
     save_file({"other": np.zeros(2)}, tmp_path / "model.safetensors")
     assert list(Checkpoint(tmp_path).infos) == ["other"]

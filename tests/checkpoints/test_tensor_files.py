@@ -36,8 +36,7 @@ def test_jax_takes_aligned_memory_over(monkeypatch):
 
 def test_views_of_files_are_copied(tmp_path):
     (tmp_path / "values").write_bytes(np.arange(64, dtype=np.float32).tobytes())
-    mapped = np.memmap(tmp_path / "values", np.float32, "r")
-    copy = own_copy(mapped)
+    copy = own_copy(np.memmap(tmp_path / "values", np.float32, "r"))
     (tmp_path / "values").write_bytes(bytes(256))
     np.testing.assert_array_equal(copy, np.arange(64))
     unaligned = aligned_empty((65,), np.dtype(np.float32))[1:]

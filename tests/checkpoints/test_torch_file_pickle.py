@@ -91,9 +91,8 @@ def test_other_globals_are_refused_by_name(tmp_path, value, name):
     ],
 )  # fmt: skip
 def test_other_opcodes_are_refused_by_name(tmp_path, code, name):
-    refused(
-        save(tmp_path / "m.bin", state_dict(weight=code)), f"byte [0-9]+: refused: pickle opcode {name}, which torch writes for no"
-    )
+    file = save(tmp_path / "m.bin", state_dict(weight=code))
+    refused(file, f"byte [0-9]+: refused: pickle opcode {name}, which torch writes for no")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +139,8 @@ def test_programs_that_build_no_state_dict_are_refused(tmp_path, program, messag
     ],
 )
 def test_persistent_ids_that_torch_does_not_write_are_refused(tmp_path, persistent_id):
-    refused(
-        save(tmp_path / "m.bin", b"}" + text("a") + persistent_id + b"Qs."), "refused: persistent id; expected .'storage', type"
-    )
+    file = save(tmp_path / "m.bin", b"}" + text("a") + persistent_id + b"Qs.")
+    refused(file, "refused: persistent id; expected .'storage', type")
 
 
 @pytest.mark.parametrize(
@@ -158,9 +156,8 @@ def test_persistent_ids_that_torch_does_not_write_are_refused(tmp_path, persiste
     ],
 )  # fmt: skip
 def test_tensors_outside_their_storage_or_larger_are_refused(tmp_path, value):
-    refused(
-        save(tmp_path / "m.bin", state_dict(weight=value)), r"tensor 'weight': found offset .* expected a tensor inside its storage"
-    )
+    file = save(tmp_path / "m.bin", state_dict(weight=value))
+    refused(file, r"tensor 'weight': found offset .* expected a tensor inside its storage")
 
 
 @pytest.mark.parametrize(

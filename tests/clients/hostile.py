@@ -103,12 +103,7 @@ def constraint(chance: random.Random) -> dict[str, Any]:
     wanted = schema(chance)
     return chance.choice(
         [
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": word(chance), "schema": wanted, "strict": True},
-                }
-            },
+            {"response_format": {"type": "json_schema", "json_schema": {"name": word(chance), "schema": wanted, "strict": True}}},
             {"response_format": {"type": chance.choice(("json_object", "text", "xml"))}},
             {"json_schema": wanted if chance.random() < 0.5 else json.dumps(wanted)},
             {chance.choice(("regex", "guided_regex")): chance.choice(REGEXES)},
@@ -134,10 +129,7 @@ def chat(chance: random.Random) -> tuple[str, dict[str, Any]]:
         {"role": "user", "content": word(chance)},
         {"role": "assistant", "content": None, "tool_calls": [call] * chance.choice((0, 1, 3))},
         {"role": "tool", "tool_call_id": word(chance), "content": chance.choice((*WORDS, None, 3))},
-        {
-            "role": chance.choice(("developer", "system", "function", "tool")),
-            "content": [{"type": "text", "text": word(chance)}],
-        },
+        {"role": chance.choice(("developer", "system", "function", "tool")), "content": [{"type": "text", "text": word(chance)}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
     ]
     body = {
@@ -299,8 +291,7 @@ async def answered(url: str, request: Hostile) -> list[int]:
 
 
 async def send(url: str, requests: int, seed: int) -> Counter[int]:
-    """Sends so many over a few connections at a time; returns the statuses. Raises AssertionError for a 5xx, a hang, or an answer
-    too few or too many."""
+    """Sends so many over a few connections at a time. Raises AssertionError for a 5xx, a hang, or a wrong number of answers."""
     statuses: Counter[int] = Counter()
 
     async def send_some(number: int) -> None:

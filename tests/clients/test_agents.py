@@ -1,5 +1,4 @@
-"""The clients of the Responses and the Messages API against our server. Its engine always writes the same answer: thinking, text
-and a call."""
+"""Clients of the Responses and the Messages API against our server, whose answer is always the same: thinking, text and a call."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -30,16 +30,14 @@ def test_lm_eval_finds_what_the_api_tells(server, client, documents, tmp_path):
         texts = [written(http, doc["prompt"]) for doc in documents["text"]]
 
     found = [[sample["filtered_resps"][index] for index in (0, 1)] for sample in samples["jaxspec_choice"]]
-    assert [[is_greedy == "True" for _, is_greedy in each] for each in found] == [
-        [greedy for _, greedy in each] for each in likelihoods
-    ]
+    expected = [[greedy for _, greedy in each] for each in likelihoods]
+    assert [[is_greedy == "True" for _, is_greedy in each] for each in found] == expected
     numbers = [float(logprob) for each in found for logprob, _ in each]
     assert numbers == pytest.approx([logprob for each in likelihoods for logprob, _ in each], abs=1e-3)
     assert {greedy for each in likelihoods for _, greedy in each} == {True, False}  # the documents show both
     chosen = [each.index(max(each)) for each in likelihoods]
-    assert scores["jaxspec_choice"]["acc,none"] == mean(
-        choice == doc["answer"] for choice, doc in zip(chosen, documents["choice"], strict=True)
-    )
+    are_right = [choice == doc["answer"] for choice, doc in zip(chosen, documents["choice"], strict=True)]
+    assert scores["jaxspec_choice"]["acc,none"] == mean(are_right)
     assert 0 < scores["jaxspec_choice"]["acc,none"] < 1
 
     assert [sample["filtered_resps"] for sample in samples["jaxspec_text"]] == [[text] for text in texts]

@@ -62,8 +62,7 @@ def test_a_storm_leaves_nothing_behind(server):
 
 
 def test_clients_that_do_not_read_delay_no_others(server):
-    """Their streams are more than the network takes in, so the server can't go on sending. The engine finishes them all the same,
-    and others are served as ever."""
+    """Their streams are more than the network takes in. The engine finishes them all the same, and others are served as ever."""
     before = usual_seconds(server)
     beside = asyncio.run(usual_seconds_beside_slow_readers(server))
     wait_until_closed(server)

@@ -28,8 +28,7 @@ CASES = [
     *((kind, stop) for kind in (GREEDY, SAMPLED) for stop in ([], STOPS)),
     *((TWO_BYTES, []), (TWO_BYTES, ["éñ", "ññ"]), (THREE_BYTES, []), (FOUR_BYTES, [])),
 ]
-"""How the text is made, and its stop strings. Characters: from the tokens that are their bytes, drawn at random, so that there are
-whole ones, halves, and impossible ones."""
+"""How the text is made, and its stop strings. Characters: of random tokens that are bytes, so some are halves or impossible."""
 REPLACEMENT = "\ufffd"
 
 

@@ -148,9 +148,8 @@ def test_trees_and_plain_decoding():
 
 
 def test_settings_and_forgetting(monkeypatch):
-    spoken, screen, source = chatting(
-        "/temperature 0.5", "/temperature -1", "/temperature hot", "a", "/system be brief", "/clear", "b"
-    )
+    warmth = ("/temperature 0.5", "/temperature -1", "/temperature hot")
+    spoken, screen, source = chatting(*warmth, "a", "/system be brief", "/clear", "b")
     assert spoken.wishes.temperature == 0.5 and source.asked[-1] == [SYSTEM, {"role": "user", "content": "b"}]
     assert "error: /temperature must be a number between 0" in screen.notes[1] and "takes a number" in screen.notes[2]
     spoken, screen, _ = chatting("/temperature 0.5", "/temperature", "/colour", "/system x", "/system")
@@ -177,9 +176,8 @@ def test_a_conversation_is_saved_and_no_file_is_written_over(tmp_path: Path):
 def test_help_lists_every_command_and_a_wrong_one_is_no_question():
     spoken, screen, source = chatting("/help", "/stat", "/x y", "/clear all", " /etc/hosts?")
     assert all(f"/{name}" in screen.notes[0] for name in spoken.commands) and len(spoken.commands) == 10
-    assert (
-        "did you mean /stats?" in screen.notes[1] and "/help lists them" in screen.notes[2] and "takes nothing" in screen.notes[3]
-    )
+    assert "did you mean /stats?" in screen.notes[1] and "/help lists them" in screen.notes[2]
+    assert "takes nothing" in screen.notes[3]
     assert [asked[-1]["content"] for asked in source.asked] == ["/etc/hosts?"]
 
 

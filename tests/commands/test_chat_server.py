@@ -100,9 +100,8 @@ def test_a_conversation_in_a_terminal(url, engine):
         terminal.line("/colour")
         terminal.line("again")
         terminal.expect("40 tokens")
-        assert engine.prompts[-1] == tuple(
-            f"user: hello\nassistant: {SHOWN}\nuser: and now?\nassistant: {TEXT[:9]}\nuser: again\n".encode()
-        )
+        said = f"user: hello\nassistant: {SHOWN}\nuser: and now?\nassistant: {TEXT[:9]}\nuser: again\n"
+        assert engine.prompts[-1] == tuple(said.encode())
         terminal.line("/stats")
         assert "none, plain decoding" in terminal.expect("all answers")
         terminal.expect("> ")

@@ -58,15 +58,13 @@ def test_a_difference_is_found_placed_and_explained(unequal):
     gaps = [each.gap for each in greedy.differences]
     assert all(gap is None or gap > 0 for gap in gaps)  # plain decoding took its likeliest token
     assert [each.gap for each in sampled.differences] == [None] * len(sampled.differences)
-    said = show(unequal)
-    assert "3/2/5 at batch 1, greedy: prompt 0, generated token" in said
+    assert "3/2/5 at batch 1, greedy: prompt 0, generated token" in show(unequal)
     assert verdict(unequal).startswith("NOT EQUAL: ") and " of 4 outputs differ" in verdict(unequal)
 
 
 def test_the_gap_is_the_model_s_own():
     engine = tiny_engine(PLAIN)
-    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
-    (right,) = run(engine, [[5, 9, 17]], [params]).outputs
+    (right,) = run(engine, [[5, 9, 17]], [SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)]).outputs
     (best, high), (_, _), (third, low) = right.logprobs[0].top
     gaps = [explain(Difference(0, 0, [best], [other]), right, None).gap for other in (third, 999)]
     assert gaps == [pytest.approx(high - low), None] and high > low
@@ -79,9 +77,8 @@ def test_the_exit_status_says_so(monkeypatch, unequal, capsys):
 
 
 def test_the_first_difference_of_each_prompt_is_found():
-    assert differences([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]]) == [
-        Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
-    ]
+    [found] = differences([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]])
+    assert found == Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
     assert differences([[1, 2]], [[1]]) == [Difference(prompt=0, position=1, expected=[2], found=[])]
     assert differences([[1, 2]], [(1, 2)]) == []
 

@@ -68,9 +68,8 @@ def test_what_is_missed_is_refused_by_name(flag: str, refused):
 
 
 def test_parsers_have_the_names_of_other_servers():
-    arguments = parse_arguments(
-        ["--tool-call-parser", "llama3_json", "--enable-auto-tool-choice", "--reasoning-parser", "deepseek-r1"]
-    )
+    line = "--tool-call-parser llama3_json --enable-auto-tool-choice --reasoning-parser deepseek-r1"
+    arguments = parse_arguments(line.split())
     assert (arguments.tool_call_parser, arguments.reasoning_parser) == ("llama3_json", "deepseek-r1")
 
 

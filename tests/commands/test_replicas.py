@@ -153,8 +153,7 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
     monkeypatch.setattr(replicas, "run_group", lambda *group: found.append(group) or 0)
     events = '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'
     argv = ["org/model", "--dp", "2", "--host", "0.0.0.0", "--port", "8000", "--kv-events-config", events]
-    arguments = parse_arguments(argv)
-    assert replicas.serve_replicas(arguments, argv) == 0
+    assert replicas.serve_replicas(parse_arguments(argv), argv) == 0
     [(servers, command, patience)] = found
     assert command[:4] == [*PYTHON, f"{router}.launch_router"] and patience == 40
     assert command[4:8] == ["--host", "0.0.0.0", "--port", "8000"] and all(each.command[:3] == [*PYTHON] for each in servers)

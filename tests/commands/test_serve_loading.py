@@ -349,9 +349,8 @@ def test_the_makers_of_a_model_recommend_how_to_sample(tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory) -> LoadedModels:
-    return load_models(
-        write_target(tmp_path_factory.mktemp("models") / "tiny", tiny_target()), num_pages=50, max_running_requests=3
-    )
+    target = write_target(tmp_path_factory.mktemp("models") / "tiny", tiny_target())
+    return load_models(target, num_pages=50, max_running_requests=3)
 
 
 def megabytes(line: str) -> float:
@@ -394,8 +393,7 @@ def test_the_share_of_the_device_if_it_tells(llm: LoadedModels, monkeypatch: pyt
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize(
-    ("ahead", "backend", "wait_for_all"),
-    [(None, "cpu", False), (None, "gpu", True), ("first", "gpu", False), ("all", "cpu", True)],
+    ("ahead", "backend", "wait_for_all"), [(None, "cpu", False), (None, "gpu", True), ("first", "gpu", False), ("all", "cpu", True)]
 )
 def test_what_the_server_waits_for(llm: LoadedModels, ahead, backend, wait_for_all, monkeypatch, caplog):
     asked = []
@@ -449,9 +447,8 @@ def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeyp
 
 
 def test_programs_are_counted_and_the_slowest_named():
-    assert programs_line(MADE, 9.84) == (
-        "compiled 3 programs in 9.8 s (1 from the cache; slowest: cycle 0/1/1, batch 1: 9.2 s; admit: 0.5 s)"
-    )
+    expected = "compiled 3 programs in 9.8 s (1 from the cache; slowest: cycle 0/1/1, batch 1: 9.2 s; admit: 0.5 s)"
+    assert programs_line(MADE, 9.84) == expected
     found = {PrefillProgram(16, 16): MADE[PrefillProgram(16, 16)]}
     assert programs_line(found, 1) == "compiled 1 programs in 1.0 s (1 from the cache)"
 

@@ -141,12 +141,7 @@ def test_where_sampling_defaults_come_from():
 
 @pytest.mark.parametrize(
     ("text", "trees"),
-    [
-        ("0", (PLAIN,)),
-        ("0 3/1/4", (PLAIN, TreeShape(3, 1, 4))),
-        ("5/4/8, 0 5/4/8", (TreeShape(5, 4, 8), PLAIN)),
-        ("none", ()),
-    ],
+    [("0", (PLAIN,)), ("0 3/1/4", (PLAIN, TreeShape(3, 1, 4))), ("5/4/8, 0 5/4/8", (TreeShape(5, 4, 8), PLAIN)), ("none", ())],
 )
 def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
     arguments = parse_arguments(["--speculative-request-trees", text])
@@ -566,8 +561,7 @@ def test_help_is_in_groups():
 
 
 def test_help_comes_from_the_field_that_an_option_sets():
-    shown = help_text("page-size")
-    assert "tokens per page of the cache (default: 16)" in shown
+    assert "tokens per page of the cache (default: 16)" in help_text("page-size")
     assert OPTIONS["context_length"].text.endswith("in tokens (default: the model's own)")
     assert OPTIONS["request_timeout"].text.endswith("(default: never)")
 

@@ -79,8 +79,7 @@ def test_what_was_dequantised_goes_back_without_quantization_config(tmp_path):
 def test_a_dense_converted_checkpoint_is_stored_as_the_original(tmp_path, tied, quantization):
     """Quantised while it loads, or in its 16 bits; a tied embedding, which is the output projection, too."""
     model = tiny_target(**SIZES, qkv_bias=True, tie_word_embeddings=tied)
-    original = write_target(tmp_path / "original", model, "bfloat16")
-    convert_target(original, tmp_path / "converted", Options())
+    convert_target(write_target(tmp_path / "original", model, "bfloat16"), tmp_path / "converted", Options())
     for storing in WAYS:
         how = {"storing": storing, "quantization": quantization}
         expected, found = (load_target(tmp_path / name, jnp.float32, **how) for name in ("original", "converted"))

@@ -96,8 +96,7 @@ def features(golden, target) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"),
-    [("windows", 5), ("dspark", 40), ("deepspec", 5), *(exhaustive(*each) for each in OTHERS)],
+    ("name", "start"), [("windows", 5), ("dspark", 40), ("deepspec", 5), *(exhaustive(*each) for each in OTHERS)]
 )
 def test_drafts_are_those_of_the_authors_code(golden, target, features, tmp_path, name, start):
     """The features come in chunks, the last one of one token, and slots that were never written hold NaN, which one of both

@@ -64,8 +64,7 @@ class Draws(NamedTuple):
     mean_emitted: float
     """Tokens per cycle."""
     children: np.ndarray
-    """The tree's other nodes, by first token, [VOCAB, nodes]: a lossy tree is the same whenever the text before it is. (Other
-    trees depend on the noise too.)"""
+    """The tree's other nodes, by first token, [VOCAB, nodes]: each text before it has one lossy tree; others depend on noise."""
 
 
 @cache

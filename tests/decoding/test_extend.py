@@ -172,8 +172,7 @@ def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves
     assert state.features.lag.tolist() == [cycles]
     for before, after in zip(*(jax.tree.leaves(each.draft) for each in (plain_states(algorithm)[0], state)), strict=True):
         assert np.array_equal(before, after, equal_nan=True), "the head is left out meanwhile"
-    caught_up = compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE)
-    assert_same(caught_up, prefilled(algorithm, text).state)
+    assert_same(compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE), prefilled(algorithm, text).state)
 
 
 @pytest.mark.variants
@@ -181,13 +180,11 @@ def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves
 @pytest.mark.parametrize("cycles", [1, 4, 9])
 def test_trees_leave_what_plain_cycles_and_catching_up_leave(algorithm, cycles):
     """The budget makes trees stop at the same length."""
-    budget = SamplingParams(temperature=0, max_tokens=cycles + 1)
-    state = prefilled(algorithm, PROMPT, budget).state
+    state = prefilled(algorithm, PROMPT, SamplingParams(temperature=0, max_tokens=cycles + 1)).state
     while not state.sequences.done[0]:
         state = compiled(cycle, algorithm, tree=TREE)(state, jnp.array([0]), TABLE).state
     assert int(state.sequences.remaining[0]) == 0
-    plain = compiled(catch_up, algorithm)(plain_states(algorithm)[cycles], jnp.array([0]), TABLE)
-    assert_same(state, plain)
+    assert_same(state, compiled(catch_up, algorithm)(plain_states(algorithm)[cycles], jnp.array([0]), TABLE))
 
 
 @pytest.mark.variants

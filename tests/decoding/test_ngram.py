@@ -158,9 +158,8 @@ def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
 
 def test_a_context_may_be_shorter_than_the_number_of_continuations():
     engines = (tiny_engine(tree, target=TARGET, head=NgramDrafter(), context_length=12) for tree in (TreeShape(5, 4, 8), PLAIN))
-    found, expected = (
-        served(engine, GenerationRequest((7, 8, 7), SamplingParams(max_tokens=9, temperature=0))) for engine in engines
-    )
+    asked = GenerationRequest((7, 8, 7), SamplingParams(max_tokens=9, temperature=0))
+    found, expected = (served(engine, asked) for engine in engines)
     assert found[0].output == expected[0].output and len(found[0].output) == 9
 
 

@@ -61,8 +61,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("above", SamplingKind)
 def test_choice_is_the_same_in_any_batch_and_for_any_number_of_nodes(above):
-    """No kind changes the tokens of those before it: adjusting is the identity for requests that ask for none, as
-    decoding.penalties does it."""
+    """No kind changes tokens of those before it: adjusting is the identity for requests that ask for none, as in penalties.py."""
     kinds, count = [kind for kind in SamplingKind if kind <= above], 40
     params = [dataclasses.replace(PARAMS[kind], seed=seed) for kind in kinds for seed in range(count)]
     logits, positions = random_logits(0, len(params), 4), jnp.arange(len(params))[:, None] + jnp.array([7, 8, 8, 9])

@@ -55,8 +55,7 @@ def group(what: str, longest: float = LONGEST) -> Iterator[list[subprocess.Popen
 
 
 def end_group(what: str, victim: int, number: signal.Signals) -> float:
-    """Starts a group, ends one process by a signal and checks how both end. Returns the seconds from the end of that one, or from
-    SIGTERM, to the end of all."""
+    """Starts a group, ends one process by a signal and checks how both end. Returns the seconds until all have ended."""
     with group(what) as processes:
         assert processes[0].stdout is not None
         said_first = next((line for line in processes[0].stdout if not line.startswith(GLOO)), "")

@@ -298,8 +298,7 @@ def random_prompt(rng: random.Random, common: list[int]) -> tuple[int, ...]:
 
 
 def random_tools(rng: random.Random) -> tuple[tuple[str, dict[str, Any]], dict[str, Any], bool]:
-    """The format of calls with the schemas of tools, the structural tag that a server makes of them, and whether the text may also
-    follow a grammar of the request's own."""
+    """The format of calls with the schemas of tools, their structural tag, and whether the text may follow another grammar, too."""
     name, given = rng.choice(list(TOOL_FORMATS)), None
     functions = [Function(name=each, parameters=random_schema(rng), strict=True) for each in ("f", "g")[: rng.randint(1, 2)]]
     use = ToolUse(TOOL_FORMATS[name], (), functions, rng.random() < 0.6, rng.random() < 0.7)
@@ -320,11 +319,7 @@ def random_case(rng: random.Random, prompt: tuple[int, ...], tree: TreeShape | N
         {"presence_penalty": round(rng.uniform(-1.5, 1.5), 1)},
         {"repetition_penalty": rng.choice([0.7, 1.2])},
     ]
-    moved = [
-        *penalties,
-        {"logit_bias": {token: rng.choice([-5.0, 3.0]) for token in few}},
-        {"bad_token_ids": few},
-    ]
+    moved = [*penalties, {"logit_bias": {token: rng.choice([-5.0, 3.0]) for token in few}}, {"bad_token_ids": few}]
     letters = [bytes([token]).decode() for token in rng.sample(range(32, 127), 6)]
     ends = [{"stop": letters}, {"stop": letters[:3], "include_stop_str_in_output": True}, {"stop_token_ids": rng.sample(TOKENS, 4)}]
     repeats = rng.random() < 0.4
@@ -450,8 +445,7 @@ def random_group(
 
 def check(setting: Setting, cases: Sequence[Case]) -> Outcome:
     """Serves a group and compares it with plain decoding."""
-    plain = setting.plain_engine()
-    expected = run(plain, [Case(replace(case.asked, tree=None), *case[1:]) for case in cases])
+    expected = run(setting.plain_engine(), [Case(replace(case.asked, tree=None), *case[1:]) for case in cases])
     again = [*range(len(cases)), *range(0, len(cases), 4)]
     served, counts = (serve_by_two if setting.placement == "two processes" else serve)(setting, [cases[place] for place in again])
     unequal = [

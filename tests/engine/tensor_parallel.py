@@ -287,9 +287,8 @@ def main(arguments: list[str] | None = None) -> None:
             served = {"equal": is_equal, "requests": len(one.texts), "tokens": sum(map(len, one.texts))}
             record(chosen.out, case=name, devices=chosen.devices, **served, counts=counts, collectives=collectives)
     if chosen.json:
-        json.dump(
-            {name: {devices: each._asdict() for devices, each in found.items()} for name, found in outcomes.items()}, sys.stdout
-        )
+        found = {name: {devices: one._asdict() for devices, one in each.items()} for name, each in outcomes.items()}
+        json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,7 @@ def test_every_attention_of_target_and_head_has_it(name):
 
 def test_every_linear_layer_of_target_and_head_has_the_matmul():
     target = engine_target()
-    head = random_head(target.config)
-    models = models_for(target, head, matmul="skinny")
+    models = models_for(target, random_head(target.config), matmul="skinny")
     for model, projections in zip(models, (4 * target.config.num_layers + 1, 4 + 2), strict=True):  # lm_head, and fc
         layers = [module.matmul for _, module in nnx.iter_modules(model) if isinstance(module, Linear)]
         assert layers == ["skinny"] * projections
@@ -55,7 +54,7 @@ def test_a_kernel_for_gpus_is_refused_without_one():
     with pytest.raises(ValueError, match="attention_kernel='mosaic' needs an NVIDIA GPU, and JAX runs on the cpu: leave it out"):
         tiny_engine(attention_kernel="mosaic")
     a100 = SimpleNamespace(platform="gpu", compute_capability="8.0")
-    with pytest.raises(ValueError, match=r"'mosaic' is for Hopper, compute capability 9.0, and this is 8.0"):
+    with pytest.raises(ValueError, match=r"'mosaic' is for Hopper, compute capability 9.0; this is 8.0"):
         check_kernel("mosaic", a100)
     check_kernel("pallas_triton", a100)
 

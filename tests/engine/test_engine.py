@@ -68,8 +68,7 @@ def test_budget_is_exact(fast, text, max_tokens):
 
 def test_end_of_sequence_token_and_ignore_eos(text):
     eos = text[6]
-    target = engine_target(eos_token_ids=(eos,))
-    engine = tiny_engine(TreeShape(3, 2, 5), target=target)
+    engine = tiny_engine(TreeShape(3, 2, 5), target=engine_target(eos_token_ids=(eos,)))
     assert complete(engine).token_ids == text[: text.index(eos) + 1]
     assert complete(engine, ignore_eos=True).token_ids == text
 
@@ -90,8 +89,7 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_
     for _ in range(steps_before):
         engine.step()
     for request in aborted:
-        update = engine.abort(request.id)
-        assert update.output.finish_reason == "abort"
+        assert engine.abort(request.id).output.finish_reason == "abort"
     assert engine.abort(aborted[0].id) is None
     assert outputs_of(engine)[kept.id].token_ids == text
     assert engine.stats().running == engine.stats().waiting == 0
@@ -263,8 +261,7 @@ def test_refused_requests_do_not_change_the_seeds_of_later_ones():
 
 
 def test_seeds_that_an_engine_draws_come_from_its_random_seed():
-    """Without one it draws that too, and says which: two servers behind a balancer, or one that has restarted, must not repeat each
-    other's samples."""
+    """Without one it draws that too, and says which: servers side by side, or restarted, must not repeat each other's samples."""
     own = tiny_engine(TreeShape(3, 2, 5), random_seed=None)
     seeds = (4, 4, 5, None, own.config.random_seed)
     engines = [own, *(tiny_engine(TreeShape(3, 2, 5), random_seed=seed) for seed in seeds)]

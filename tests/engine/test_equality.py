@@ -67,11 +67,7 @@ HEADS = {
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [
-        exhaustive("MTP", TreeShape(3, 1, 4)),
-        ("MTP", TreeShape(1, 1, 2)),
-        *(exhaustive(name, TreeShape(2, 2, 4)) for name in HEADS),
-    ],
+    [exhaustive("MTP", TreeShape(3, 1, 4)), ("MTP", TreeShape(1, 1, 2)), *(exhaustive(name, TreeShape(2, 2, 4)) for name in HEADS)],
 )
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
     engine = tiny_engine(spec, head=HEADS[name](), max_running_requests=1, page_size=64)  # few programs to compile

@@ -136,9 +136,8 @@ class Lives(RuleBasedStateMachine):
     def add_request(self, prompt: list[int], max_tokens: int, priority: int = 0, prompt_logprobs: int | None = None):
         self.number += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
-        request = Request(
-            str(self.number), GenerationRequest(prompt, params, priority), 0, (), Detokenizer(None), arrival=self.number
-        )
+        asked = GenerationRequest(prompt, params, priority)
+        request = Request(str(self.number), asked, 0, (), Detokenizer(None), arrival=self.number)
         queued = sum(each not in self.were_admitted for each in self.scheduler.waiting)
         free_rows = self.most_rows - len(self.scheduler.admitted)
         if self.most_waiting is not None and queued - free_rows >= self.most_waiting:
@@ -330,6 +329,5 @@ def importance(request: Request) -> tuple[int, int]:
 
 @pytest.mark.parametrize("examples", [60, exhaustive(600)])
 def test_requests_survive_everything(examples):
-    run_state_machine_as_test(
-        Lives, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None, derandomize=True)
-    )
+    chosen = settings(max_examples=examples, stateful_step_count=50, deadline=None, derandomize=True)
+    run_state_machine_as_test(Lives, settings=chosen)

@@ -233,8 +233,7 @@ def test_a_rank_zero_that_does_not_know_the_key_is_refused(left):
             with contextlib.suppress(EOFError, OSError):
                 module.answer_challenge(link, KEY)
 
-        thread = threading.Thread(target=pretend, daemon=True)
-        thread.start()
+        threading.Thread(target=pretend, daemon=True).start()
         host, port = listener.getsockname()
         with pytest.raises(AuthenticationError):
             Follower(Hosts(2, 1, f"{host}:{port}"), b"the key that rank 0 lacks", "the same", patience=5)
@@ -324,8 +323,7 @@ def test_a_program_is_used_when_all_have_compiled_it(left):
         thread.join(20)
         assert compiled == ["rank 0", "both"]
 
-        answering = threading.Thread(target=lambda: follower.answer(next(told)[0]["number"], "no memory"))
-        answering.start()
+        threading.Thread(target=lambda: follower.answer(next(told)[0]["number"], "no memory")).start()
         with pytest.raises(RuntimeError, match="rank 1: no memory"):
             compile_it(timed=False)
 

@@ -89,9 +89,8 @@ def test_the_host_may_add_candidates_of_its_own():
         return Settlement.of(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
 
     assert run_in_two(engine(TREE), with_a_guess) == run(engine(TREE))
-    assert all(
-        {*range(root + 1, root + 4)} <= {*tokens, *range(128, 131)} for each in trees for root, tokens in zip(*each, strict=True)
-    )
+    for root, tokens in (pair for each in trees for pair in zip(*each, strict=True)):
+        assert {*range(root + 1, root + 4)} <= {*tokens, *range(128, 131)}
 
 
 @pytest.mark.variants
@@ -121,6 +120,5 @@ def test_masks_may_differ_from_node_to_node():
 
 def test_the_bits_of_a_mask():
     assert unpack(jnp.array([[[5]]], jnp.uint32), 4).tolist() == [[[True, False, True, False]]]
-    rng = np.random.default_rng(0)
-    allowed = sorted(rng.choice(128, 50, replace=False).tolist())
+    allowed = sorted(np.random.default_rng(0).choice(128, 50, replace=False).tolist())
     assert np.flatnonzero(unpack(jnp.asarray(packed(allowed, 1, 1)), 128)).tolist() == allowed

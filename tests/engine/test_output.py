@@ -21,8 +21,7 @@ def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finis
     counts = EngineStats()
     scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)
     output = Output(scheduler, counts, lambda: 0.0, max_steps=3)
-    sampling = SamplingParams(**params)
-    asked = GenerationRequest((1,), sampling, wants_trees=True)
+    asked = GenerationRequest((1,), SamplingParams(**params), wants_trees=True)
     request = Request("a", asked, 0, (), replace(asked, prompt=()).detokenizer(TinyTokenizer()))
     scheduler.add(request)
     for index, (text, accepted) in enumerate(emitted):
@@ -31,9 +30,8 @@ def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finis
         output.add(request, Emitted(tokens, accepted or 0, ends, [], None), None if accepted is None else spec)
     updates = output.take_updates()
     assert "".join(update.text for update in updates) == request.detokenizer.text
-    assert [update.text_start for update in updates] == [
-        len("".join(each.text for each in updates[:i])) for i in range(len(updates))
-    ]
+    lengths = [len("".join(each.text for each in updates[:i])) for i in range(len(updates))]
+    assert [update.text_start for update in updates] == lengths
     return updates
 
 

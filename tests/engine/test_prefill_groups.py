@@ -46,8 +46,7 @@ def test_chunks_of_one_width_run_together_as_many_as_fit():
 def test_a_chunk_runs_after_the_one_whose_pages_it_reads_and_so_does_what_follows_it():
     first = chunk_of(16, pages_from(0))
     reader = chunk_of(10, [0, 1, *pages_from(100)], first=8)  # begins with two pages that the first writes
-    other = chunk_of(9, pages_from(200))
-    assert sizes(grouped([first, reader, other], TABLE, PAGE)) == [[16, 9], [10]]
+    assert sizes(grouped([first, reader, chunk_of(9, pages_from(200))], TABLE, PAGE)) == [[16, 9], [10]]
     next_reader = chunk_of(11, [0, *pages_from(300)], first=4)
     assert sizes(grouped([first, reader, next_reader], TABLE, PAGE)) == [[16], [10, 11]]
 
@@ -74,8 +73,7 @@ def test_prompts_with_log_probabilities_run_alone_and_last_chunks_come_first():
     chunk=st.sampled_from([16, 64, 256]),
 )
 def test_the_scheduler_s_chunks_never_meet_in_a_program_if_one_writes_what_another_touches(prompts, scored, chunk):
-    cache = PrefixCache(PageAllocator(60, PAGE))
-    scheduler = Scheduler(cache, 8, chunk)
+    scheduler = Scheduler(PrefixCache(PageAllocator(60, PAGE)), 8, chunk)
     table = ProgramTable.of(EngineConfig(max_running_requests=8, prefill_chunk=chunk), 64, (PLAIN,), (PLAIN,), catches_up=False)
     for number, (letter, common, own) in enumerate(prompts):
         params = SamplingParams(max_tokens=4, prompt_logprobs=0 if number == scored else None)
@@ -135,8 +133,7 @@ def run(engine: Engine, at_once: bool = True) -> list[GenerationOutput]:
 @pytest.mark.parametrize("tree", [PLAIN, exhaustive(TreeShape(2, 2, 4))], ids=str)
 def test_together_they_say_what_each_says_alone(tree):
     """Under prefix hits within a step, chunked prompts, penalties, log probabilities, and preemption for want of pages."""
-    alone = engine_of(tree, together=False, overlap=False)
-    expected = run(alone, at_once=False)
+    expected = run(engine_of(tree, together=False, overlap=False), at_once=False)
     for overlap in (True, False):
         engine = engine_of(tree, overlap=overlap)
         batches = batches_of(engine)

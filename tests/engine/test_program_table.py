@@ -107,5 +107,4 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
 
 
 def test_a_batch_that_fits_none_has_no_program():
-    table = replace(table_of(), batches=(1, 2))
-    assert not list(table.cycles(3, TREE))
+    assert not list(replace(table_of(), batches=(1, 2)).cycles(3, TREE))

@@ -85,8 +85,7 @@ def test_threads_that_compile_have_the_callers_precision(monkeypatch):
     lower = Programs.lower
     monkeypatch.setattr(Programs, "lower", lambda *these: seen.append(jax.config.jax_default_matmul_precision) or lower(*these))
     with jax.default_matmul_precision("highest"):
-        programs = TwoPrograms(5.0)
-        programs.compile_all([ADMIT, CHUNK])
+        TwoPrograms(5.0).compile_all([ADMIT, CHUNK])
     TwoPrograms(6.0).compile_all([ADMIT])
     assert seen == ["highest", "highest", None]
 

@@ -9,8 +9,7 @@ from jaxspec.engine.repeats import KEPT, LONGEST, Repeats
 
 
 def emitted_by(text: list[int], root: int, depth: int, place: int | None = None) -> int:
-    """What a cycle emits that drafts so many tokens of those from `place` on. None: behind the newest earlier place of the root and
-    the token before it."""
+    """What a cycle emits that drafts tokens from `place` on. None: from the newest place of the root and the token before it."""
     if place is None:
         place = place_behind(text, root)
     accepted = 0

@@ -125,14 +125,13 @@ def test_times_are_measured_from_the_arrival():
     assert second.timing == Timing(4.0, 4.0, 6.0)
     waiting = engine.add(GenerationRequest([1, 2, 3], SamplingParams()))
     now[0] += 5.0
-    update = engine.abort(waiting.id)
-    assert update.output.timing == Timing(5.0, None, 5.0)
+    assert engine.abort(waiting.id).output.timing == Timing(5.0, None, 5.0)
 
 
 @pytest.mark.variants
 def test_unknown_trees_are_refused():
     engine = tiny_engine(WIDE, request_trees=(PLAIN,))
-    with pytest.raises(ValueError, match=r"^tree 3/1/4 is not among those of this engine: 3/2/5, 0/1/1"):
+    with pytest.raises(ValueError, match=r"^tree 3/1/4 is not one of this engine's: 3/2/5, 0/1/1"):
         engine.add(GenerationRequest([1], SamplingParams(), tree=CHAIN))
     assert not engine.has_work
     with pytest.raises(ValueError, match="request_trees holds 3/1/4, but there is no draft head"):

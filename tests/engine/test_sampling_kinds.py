@@ -84,9 +84,8 @@ def test_log_probabilities_do_not_depend_on_speculation(alone):
         assert output.token_ids == plain.token_ids
         for entries, expected in ((output.logprobs, plain.logprobs), (output.prompt_logprobs[1:], plain.prompt_logprobs[1:])):
             assert [entry.token_id for entry in entries] == [entry.token_id for entry in expected]
-            assert [[token for token, _ in entry.top] for entry in entries] == [
-                [token for token, _ in each.top] for each in expected
-            ]
+            of_entries, of_expected = ([[token for token, _ in each.top] for each in listed] for listed in (entries, expected))
+            assert of_entries == of_expected
             np.testing.assert_allclose(
                 [[entry.logprob, *(value for _, value in entry.top)] for entry in entries],
                 [[entry.logprob, *(value for _, value in entry.top)] for entry in expected],
@@ -117,8 +116,7 @@ def test_updates_carry_the_log_probabilities_of_their_tokens():
 
 def test_copies_share_the_prompt_and_have_their_own_seeds(alone):
     engine = tiny_engine(max_running_requests=2)
-    copies = SamplingParams(max_tokens=LENGTH, temperature=1.1, seed=5, n=3).copies()
-    outputs = run(engine, copies)
+    outputs = run(engine, SamplingParams(max_tokens=LENGTH, temperature=1.1, seed=5, n=3).copies())
     assert outputs[0].token_ids == alone["temperature"].token_ids
     assert len({output.token_ids for output in outputs}) == 3
     assert [output.cached_tokens for output in outputs] == [0, 8, 8]

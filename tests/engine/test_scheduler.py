@@ -232,8 +232,7 @@ def test_a_request_in_the_middle_of_its_prefill_is_preempted_too():
     b = added(scheduler, "b", 30)
     assert chunks(scheduler.plan(4)) == [("b", 0, 16)]
     generate(a, 25)
-    plan = scheduler.plan(4)
-    assert plan == StepPlan([], [], [a], [b])
+    assert scheduler.plan(4) == StepPlan([], [], [a], [b])
     # Its chunk was launched, so what remains of those pages in the cache is not computed again.
     scheduler.finish(a)
     (step,) = scheduler.plan(4).prefills

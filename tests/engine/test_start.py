@@ -239,9 +239,8 @@ def test_first_runs_change_no_text(every_kind):
     texts = []
     for interrupts in (False, True):
         every_kind.flush_cache()
-        requests = [
-            every_kind.add(GenerationRequest([3, 1, 4, 1, 5][:size], params, tree=tree)) for size, tree in ((5, None), (3, PLAIN))
-        ]
+        asked = (GenerationRequest([3, 1, 4, 1, 5][:size], params, tree=tree) for size, tree in ((5, None), (3, PLAIN)))
+        requests = [every_kind.add(each) for each in asked]
         for _ in range(100):
             every_kind.step()
             if interrupts:

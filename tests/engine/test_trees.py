@@ -150,8 +150,7 @@ def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
         assert behind(PLAIN) == [] and request.held.lag == lag
     assert behind(PLAIN) == [request] and request.held.lag == 1
     assert behind(TreeShape(3, 1)) == [request] and request.held.lag == 0
-    without = TreeChoice(PLAIN, False, may_lag=False)
-    without.plan([request], [1], [PLAIN], prefills=False)
+    TreeChoice(PLAIN, False, may_lag=False).plan([request], [1], [PLAIN], prefills=False)
     assert request.held.lag == 0
 
 

@@ -24,9 +24,8 @@ TREE = TreeShape(1, 2, 2)
 def running(*trees: TreeShape, overlap: bool = True) -> Engine:
     """An engine with a running request for each of the trees. Programs are compiled once for all of them."""
     small = tiny_target(num_layers=2)
-    engine = tiny_engine(
-        TREE, target=small, head=random_eagle(small.config), request_trees=(PLAIN,), page_size=PAGE, overlap=overlap
-    )
+    head = random_eagle(small.config)
+    engine = tiny_engine(TREE, target=small, head=head, request_trees=(PLAIN,), page_size=PAGE, overlap=overlap)
     params = SamplingParams(max_tokens=120, temperature=0)
     requests = [engine.add(GenerationRequest([3, 1, 4, *range(place)], params, tree=tree)) for place, tree in enumerate(trees)]
     while any(request.status is not Status.RUNNING or request.generated < 3 for request in requests):

@@ -136,9 +136,8 @@ def random_case(rng: random.Random, kind: str = "mixed", model: str = "tiny") ->
     """Any of what a request may ask for."""
     constraint, rules = random_constraint(rng, kind)
     temperature = rng.choice([0, round(rng.uniform(0.1, 1.2), 2)])
-    more = rng.choice(
-        [{}, {}, {}, {"top_p": 0.9}, {"top_k": 5}, {"presence_penalty": 0.5}, {"min_tokens": 5}, {"ignore_eos": True}]
-    )
+    fields = [{"top_p": 0.9}, {"top_k": 5}, {"presence_penalty": 0.5}, {"min_tokens": 5}, {"ignore_eos": True}]
+    more = rng.choice([{}, {}, {}, *fields])
     params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=rng.randrange(2**32), **constraint, **more)
     return Case(random_prompt(rng, model), params, rng.randint(1, 8), rules)
 

@@ -211,9 +211,8 @@ FAMILIES: dict[Callable[[random.Random], Any], int] = {
 def hostile(rng: random.Random) -> Hostile:
     """Any of them."""
     if rng.random() < 0.15:
-        content = rng.choice(
-            [{"type": "regex", "pattern": rng.choice(PATTERNS)}, {"type": "grammar", "grammar": rng.choice(RUN_ON)}]
-        )
+        regex = {"type": "regex", "pattern": rng.choice(PATTERNS)}
+        content = rng.choice([regex, {"type": "grammar", "grammar": rng.choice(RUN_ON)}])
         tag = {"type": "tag", "begin": rng.choice(["", "x"]), "content": content, "end": rng.choice(["", "ab", " x"])}
         return rng.choice(
             [

@@ -119,8 +119,7 @@ def rule_text(part: Part, around_chars: str) -> str:
 
 
 class Recognizer:
-    """Says whether rules describe a text. It grows what is known of each rule and place until nothing is new, so rules may begin
-    with themselves."""
+    """Says whether rules describe a text. What is known of each rule and place grows until nothing is new: rules may recur."""
 
     def __init__(self, rules: Mapping[str, Part], text: str):
         self._rules, self._text = rules, text
@@ -128,8 +127,7 @@ class Recognizer:
 
     def accepts(self) -> bool:
         """Whether the text is one of the first rule's."""
-        first = next(iter(self._rules))
-        whole, before = self._ends(RuleName(first), 0), -1
+        whole, before = self._ends(RuleName(next(iter(self._rules))), 0), -1
         while (size := sum(map(len, self._known.values())) + len(self._known)) != before:
             before = size
             for name, at in list(self._known):

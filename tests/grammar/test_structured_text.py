@@ -232,9 +232,8 @@ def test_trees_are_ranked_as_on_the_device():
         for node, parent in enumerate(parents):
             scores[node] += scores[parent] if parent >= 0 else 0
         scores[rng.integers(3, 11)] = -np.inf if rng.random() < 0.3 else scores[3]
-        scores = np.array(
-            [min(score, scores[parent]) if parent >= 0 else score for score, parent in zip(scores, parents, strict=True)]
-        )
+        of_parents = [scores[parent] if parent >= 0 else np.inf for parent in parents]
+        scores = np.minimum(scores, of_parents)
         tokens = rng.integers(0, 9, 11)
         tree = rank(jnp.array([5]), Candidates(*(jnp.asarray(each)[None] for each in (tokens, scores, parents))), TREES[0])
         own = best_nodes(5, tokens, parents, scores, TREES[0].num_draft_tokens)

@@ -44,8 +44,7 @@ def test_features_and_candidate_scores_equal_the_reference():
 
     pairs = jnp.array([[*prompt[1:], run["steps"][0]["draft_tokens"][0]]])
     none = KeysValues(*(jnp.zeros((1, 1, 2, 16)),) * 2)
-    rows = causal_metadata(1, width)
-    out = draft_head(module.embed(pairs), draft_head.project(features), rows)
+    out = draft_head(module.embed(pairs), draft_head.project(features), causal_metadata(1, width))
     table = jnp.arange(width + 1)[None]  # the pairs' own keys become the cache, one slot a page, slot 0 unused
     (window,) = out.window
     cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)

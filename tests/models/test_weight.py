@@ -79,8 +79,7 @@ def test_a_weight_does_what_its_matrix_does():
     np.testing.assert_allclose(weight.dot(x), same.dot(x), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(weight.swiglu(x), same.swiglu(x), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(weight.parts(x[0]).sum(0), same.parts(x[0]).sum(0), rtol=1e-5, atol=1e-5)
-    half = weight.dot(x.astype(jnp.bfloat16))
-    assert half.dtype == weight.dense(jnp.bfloat16).dtype == jnp.bfloat16
+    assert weight.dot(x.astype(jnp.bfloat16)).dtype == weight.dense(jnp.bfloat16).dtype == jnp.bfloat16
     assert weight.dot(x.astype(jnp.bfloat16), jnp.float32).dtype == jnp.float32
 
 
@@ -108,7 +107,6 @@ def test_an_engine_serves_it_with_and_without_a_tree(target, make):
     engine = tiny_engine(TreeShape(1, 2, 3), target=stored, head=head)
     kernels = [array for path, array in flatten_dict(engine.runner.params).items() if path[-1] == "kernel"]
     assert len(kernels) == 4 * 2 + 1 + (6 if make is random_head else 5) and {str(array.dtype) for array in kernels} == {"int8"}
-    assert {str(array.dtype) for array in jax.tree.leaves((engine.runner.state.cache, engine.runner.state.draft.cache))} == {
-        "float32"
-    }
+    caches = jax.tree.leaves((engine.runner.state.cache, engine.runner.state.draft.cache))
+    assert {str(array.dtype) for array in caches} == {"float32"}
     assert run(engine, PROMPTS, params) == run(tiny_engine(PLAIN, target=stored), PROMPTS, params)

@@ -118,9 +118,8 @@ def triton_kernels() -> Iterator[Kernel]:
     for layers, kv_heads, rows, stored in (*((*each, BF16) for each in sizes), (32, 8, 6, jnp.uint8)):
         pages = (shape(64, 64, kv_heads, HEAD_DIM, dtype=stored),) * (2 * layers)
         arrays = pages, (shape(1, rows, kv_heads, HEAD_DIM, dtype=stored),) * (2 * layers)
-        places = [
-            shape(1, size, dtype=dtype) for size, dtype in ((64, jnp.int32), (rows, jnp.int32), (rows, jnp.int32), (rows, bool))
-        ]
+        kinds = ((64, jnp.int32), (rows, jnp.int32), (rows, jnp.int32), (rows, bool))
+        places = [shape(1, size, dtype=dtype) for size, dtype in kinds]
         write = partial(cache_write, implementation="pallas_triton")
         name = f"cache_write, {layers} layers, {kv_heads} KV heads, {rows} rows{', 8-bit cache' * (stored != BF16)}"
         yield Kernel(name, write, (*arrays, *places))

@@ -65,9 +65,8 @@ def read_program(text: str) -> tuple[str, Program]:
 
     def words(first: int, last: int) -> list[str]:
         part = code[first : last + 1]
-        return sorted(
-            {name for name, _ in part} | {number for _, line in part for number in re.findall(r"(?<=[ ,])\d+(?=[,;])", line)}
-        )
+        numbers = {number for _, line in part for number in re.findall(r"(?<=[ ,])\d+(?=[,;])", line)}
+        return sorted({name for name, _ in part} | numbers)
 
     loops = [Loop(first, last, words(first, last)) for first, last in ends.items()]
     name, threads = re.search(r"\.entry (\w+)", text), _THREADS.search(text)

@@ -24,10 +24,7 @@ CASES = {
     "no pages": (Case("random", 1, 5, 5, 2, 1, 64, 16, 0), [0], [0], None),
 }
 """With start and length of each sequence, and splits."""
-IN_DEFAULT_SET = (
-    "two tiles per head, causal, merged",
-    "the ring goes round",
-)
+IN_DEFAULT_SET = ("two tiles per head, causal, merged", "the ring goes round")
 
 
 def arguments_of(name: str, dtype: str = "bfloat16") -> dict[str, Any]:

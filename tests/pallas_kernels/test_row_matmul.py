@@ -40,9 +40,8 @@ def random_blocks(format: str, n: int, blocks: int) -> jax.Array:
         found[..., 4:] &= 191  # no NaN
         found[..., :4] = rng.uniform(-1, 1, (n, blocks, 1)).astype(np.float32).view(np.uint8)
     elif format == "int4_32":
-        found[..., :4] = (
-            np.stack([scales.view(np.float16)[..., 0], rng.integers(0, 16, (n, blocks))], -1).astype(np.float16).view(np.uint8)
-        )
+        pairs = np.stack([scales.view(np.float16)[..., 0], rng.integers(0, 16, (n, blocks))], -1)
+        found[..., :4] = pairs.astype(np.float16).view(np.uint8)
     elif format == "q6_k":
         found[..., -2:] = scales[..., :2]
     else:
@@ -167,8 +166,7 @@ def test_a_weight_does_what_its_matrix_does(name, matmul):
 
 
 def test_a_files_tensors_become_one_weight():
-    storage = AsInFile(((2, "q8_0"), (3, "float32")))
-    zeros = storage(jnp.zeros((64, 5)))
+    zeros = AsInFile(((2, "q8_0"), (3, "float32")))(jnp.zeros((64, 5)))
     made = weights_of(random(1, 64, 5))["beside"]
     assert isinstance(made, Beside) and isinstance(AsInFile(((5, "bfloat16"),))(jnp.zeros((8, 5))), Rows)
     assert jax.tree.structure(zeros) == jax.tree.structure(made)

@@ -28,8 +28,7 @@ def flags(tmp_path_factory) -> list[str]:
 
 
 def plan(flags: list[str], capsys, *more: str) -> tuple[int, dict]:
-    status = main([*flags, "--no-compile", "--json", *more])
-    return status, json.loads(capsys.readouterr().out)
+    return main([*flags, "--no-compile", "--json", *more]), json.loads(capsys.readouterr().out)
 
 
 def test_llama_31_8b_on_an_h100(flags, capsys):
@@ -67,8 +66,7 @@ def test_the_first_line_says_what_fits_and_how_long_a_cycle_takes(flags, capsys)
 @pytest.mark.parametrize("way", range(3))
 def test_what_does_not_fit_is_said_with_ways_that_work(flags, capsys, way):
     assert main([*flags, "--gpu", "L4"]) == 1
-    said = capsys.readouterr().out
-    first = said.splitlines()[0]
+    first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("does not fit one NVIDIA L4: 1.89 GB are missing for 1 request of 2,048 tokens; try XLA_PYTHON_CLIENT_")
     options = re.findall(r"(--[a-z-]+) (\w[\w.]*)", first)
     assert [name for name, _ in options] == ["--jax-memory-share", "--quantization", "--tp"]
@@ -225,10 +223,7 @@ def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, m
     assert "a cycle takes 10.00 GB while it runs, and 9.00 are left; try " in first and "or a lower --mem-fraction-static" in first
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [(["--gpu", "l4"], "description of the GPU"), ([], "the compiler failed: no luck")],
-)
+@pytest.mark.parametrize(("more", "reason"), [(["--gpu", "l4"], "description of the GPU"), ([], "the compiler failed: no luck")])
 def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reason):
     def fail(*_, **__):
         raise CompilerError("no luck")

@@ -36,12 +36,7 @@ FEW_LAYERS = 7
 """An EAGLE-3 head taps the target's layers 2, 3 and 4 of so many."""
 TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32))
 CHAINS = (TreeShape(3, 1, 4), TreeShape(7, 1, 8))
-MOST_LAUNCHES = {
-    str(PLAIN): (108, 114),
-    "3/1/4": (179, 225),
-    "5/4/8": (255, 330),
-    "7/1/8": (257, 350),
-}
+MOST_LAUNCHES = {str(PLAIN): (108, 114), "3/1/4": (179, 225), "5/4/8": (255, 330), "7/1/8": (257, 350)}
 """Of a greedy cycle, and of one with top_p, top_k or min_p; batch 1."""
 KERNELS = {
     *("rms_norm", "norm_pair", "add_norm", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "cache_write"),

@@ -78,13 +78,11 @@ def test_only_the_first_way_of_a_switch_runs_by_default(dump):
 def test_each_kind_of_sampling_takes_its_branch(dump):
     """A switch of four is by kind; one of two in `learn` asks whether the batch is sampled; others are not taken."""
     file = next(dump.glob("*gpu_after_optimizations.txt"))
-    file.write_text(
-        PROGRAM.replace("ROOT %fusion.3", '  %zeros.9 = f32[8] x(), metadata={op_name="jit(cycle)/learn/cond"}\n  ROOT %fusion.3')
-    )
+    zeros = '  %zeros.9 = f32[8] x(), metadata={op_name="jit(cycle)/learn/cond"}\n'
+    file.write_text(PROGRAM.replace("ROOT %fusion.3", f"{zeros}  ROOT %fusion.3"))
     metadata = next(dump.glob("*thunk_metadata.txt"))
-    metadata.write_text(
-        METADATA + METADATA.splitlines()[0] + '\n  thunk_info {\n    profile_annotation: "zeros.9"\n    thunk_id: 9\n  }\n}\n'
-    )
+    thunk = '\n  thunk_info {\n    profile_annotation: "zeros.9"\n    thunk_id: 9\n  }\n}\n'
+    metadata.write_text(METADATA + METADATA.splitlines()[0] + thunk)
     kinds = {launch.kernel: list(launch.kinds) for launch in read_launches(dump) if launch.kernel}
     assert kinds["greedy"] == [0] and kinds["nested"] == [1] and kinds["other"] == []
     assert (kinds["zeros"], kinds["logprobs"]) == ([0], [1, 2, 3])

@@ -50,14 +50,12 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, size: int = 256) -
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
-    """Decodes as Llama 2's: a text's first space is left out, and bytes are text only from the first byte of a character on.
-    Token 1 + i is the byte i."""
+    """Decodes as Llama 2's: without a text's first space; bytes are text from a character's first one on. 1 + i is byte i."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "the", "▁say", "▁a"]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 

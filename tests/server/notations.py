@@ -40,9 +40,8 @@ class Results(NamedTuple):
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
 IDS = st.sampled_from(["call_1", "call_2"])
-ARGUMENTS = st.dictionaries(
-    st.sampled_from(["city", "day"]), st.one_of(WORDS, st.integers(), st.none(), st.lists(WORDS, max_size=2))
-)
+ANY = st.one_of(WORDS, st.integers(), st.none(), st.lists(WORDS, max_size=2))
+ARGUMENTS = st.dictionaries(st.sampled_from(["city", "day"]), ANY)
 CALLS = st.lists(st.tuples(IDS, st.sampled_from(["weather", "time"]), ARGUMENTS), max_size=3)
 ANSWERS = st.builds(Answered, WORDS, st.none() | WORDS, CALLS).filter(lambda each: each.calls or each.text is not None)
 SAID = st.builds(Said, st.lists(WORDS, min_size=1, max_size=3))

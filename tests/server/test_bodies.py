@@ -96,8 +96,7 @@ def test_one_that_comes_too_slowly():
 
 def test_bodies_of_concurrent_requests_share_a_limit():
     """What has been read counts until its request has been answered, and no longer."""
-    reader = Reader()
-    limit = BodyLimit(reader, max_bytes=4, max_total_bytes=10)
+    limit = BodyLimit(Reader(), max_bytes=4, max_total_bytes=10)
 
     async def together(count: int) -> list[int]:
         connections = [Connection([b"abcd"]) for _ in range(count)]

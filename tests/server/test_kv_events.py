@@ -133,8 +133,7 @@ def prefixes_of(node: Node, before: tuple[int, ...] = ()) -> set[tuple[int, ...]
 
 
 class Life:
-    """Random requests that share prefixes, some under a salt, which nobody else may learn of, in a cache too small for all; and,
-    rarely, a flush."""
+    """Random requests that share prefixes, some under a salt, in a cache too small for all, and, rarely, a flush."""
 
     def __init__(self, cache: PrefixCache, seed: int):
         self.cache, self.random, self.held = cache, random.Random(seed), []
@@ -252,8 +251,7 @@ def test_events_stay_on_this_machine_unless_told_otherwise(caplog):
 @pytest.mark.skipif(not has_dualstack_ipv6(), reason="without IPv6")
 @pytest.mark.parametrize("host", ["[::1]", "[::]"])
 def test_an_address_may_be_one_of_ipv6(host):
-    endpoint = f"tcp://{host}:{free_ports(1)[0]}"
-    Publisher(KvEventsConfig(True, endpoint=endpoint), 16).close()
+    Publisher(KvEventsConfig(True, endpoint=f"tcp://{host}:{free_ports(1)[0]}"), 16).close()
 
 
 @pytest.mark.parametrize(
@@ -286,9 +284,8 @@ def test_the_option_needs_the_prefix_cache_and_the_extra(monkeypatch, capsys):
 
 
 def test_a_config_file_holds_a_mapping(tmp_path):
-    (file := tmp_path / "server.yaml").write_text(
-        "kv-events-config:\n  enable_kv_cache_events: true\n  buffer_steps: 7\n  topic: kv\n"
-    )
+    written = "kv-events-config:\n  enable_kv_cache_events: true\n  buffer_steps: 7\n  topic: kv\n"
+    (file := tmp_path / "server.yaml").write_text(written)
     assert parse_arguments(["--config", str(file)]).kv_events == KvEventsConfig(True, buffer_steps=7, topic="kv")
 
 

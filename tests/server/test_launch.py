@@ -173,9 +173,8 @@ def test_a_group_of_servers_finds_out_at_once_that_its_port_is_taken(monkeypatch
 
 
 def test_a_name_with_several_addresses_means_the_ipv4_one(monkeypatch):
-    first, second = (
-        (kind, socket.SOCK_STREAM, 0, "", (host, 0)) for kind, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
-    )
+    hosts = ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+    first, second = ((kind, socket.SOCK_STREAM, 0, "", (host, 0)) for kind, host in hosts)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [first, second])
     with serve.listen("localhost", 0) as listener:
         assert listener.family == socket.AF_INET

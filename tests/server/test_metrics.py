@@ -131,8 +131,7 @@ OTHERS = [f"vllm:{name}" for name in VLLM.split()] + [f"sglang:{name}" for name 
 
 
 def test_the_names_that_tools_of_other_servers_look_for_are_there(client: Client):
-    names = set(exposed(scrape(client)))
-    assert not set(OTHERS) - names
+    assert not set(OTHERS) - set(exposed(scrape(client)))
     for family in scrape(client).families:
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake", sample.name
@@ -351,9 +350,8 @@ def test_the_page_lists_every_metric(client: Client):
         for alias in re.findall(r"[\w:]+", aliases):
             listed[alias] = (kind, f"{meaning} The same as {name}.")
     shown = scrape(client)
-    assert listed == {
-        name: (family.type, family.documentation) for name, family in zip(exposed(shown), shown.families, strict=True)
-    }
+    pairs = zip(exposed(shown), shown.families, strict=True)
+    assert listed == {name: (family.type, family.documentation) for name, family in pairs}
 
 
 def names_in(expression: str) -> list[str]:

@@ -86,14 +86,12 @@ def test_what_a_request_leaves_out_is_the_model_s_own():
 
 
 def test_completion_defaults_are_openais(client: Client):
-    answer = client.post("/v1/completions", prompt="hello").json()
-    assert answer["usage"]["completion_tokens"] == 16
+    assert client.post("/v1/completions", prompt="hello").json()["usage"]["completion_tokens"] == 16
     assert client.engine.params == [SamplingParams(max_tokens=16, temperature=1.0)]
 
 
 def test_a_default_budget_is_cut_to_the_context(client: Client):
-    answer = client.post("/v1/completions", prompt="x" * (CONTEXT - 3)).json()
-    assert answer["usage"]["completion_tokens"] == 3
+    assert client.post("/v1/completions", prompt="x" * (CONTEXT - 3)).json()["usage"]["completion_tokens"] == 3
 
 
 @THREE
@@ -276,8 +274,7 @@ def test_chat(client: Client):
 
 
 def test_a_chat_reply_may_fill_the_context(client: Client):
-    answer = client.post("/v1/chat/completions", messages=USER).json()
-    assert answer["usage"]["total_tokens"] == CONTEXT
+    assert client.post("/v1/chat/completions", messages=USER).json()["usage"]["total_tokens"] == CONTEXT
 
 
 def test_log_probabilities_of_long_contexts_fit_unless_more_is_asked_for():
@@ -344,9 +341,8 @@ def test_continuous_usage_counts_what_was_streamed_so_far(client: Client, path: 
     *chunks, last = client.events(path, **BODIES[path], max_tokens=9, stream_options=WITH_USAGE)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts[0] == 1 and counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 9
-    assert all(
-        chunk["usage"]["total_tokens"] - chunk["usage"]["completion_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks
-    )
+    for usage in (chunk["usage"] for chunk in chunks):
+        assert usage["total_tokens"] - usage["completion_tokens"] == last["usage"]["prompt_tokens"]
 
 
 def test_continuous_usage_covers_all_choices(client: Client):

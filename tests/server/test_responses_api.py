@@ -41,8 +41,7 @@ def of_response(response: dict) -> Outcome:
     assert details == (None if response["status"] == "completed" else {"reason": "max_output_tokens"})
     usage = response["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    cached = usage["input_tokens_details"]["cached_tokens"]
-    counts = usage["input_tokens"], cached, usage["output_tokens"]
+    counts = usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"]
     return Outcome(found["reasoning"], found["message"], found["function_call"], details is None, *counts)
 
 

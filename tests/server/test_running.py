@@ -74,9 +74,8 @@ def test_streams_end_in_order(client: Client, path: str):
     *_, last, done, _ = answers[0].text.split("\n\n")
     assert done == "data: [DONE]"
     reason = json.loads(last.removeprefix("data: "))
-    assert "abort" in (
-        reason["choices"][0]["finish_reason"] if "choices" in reason else reason["meta_info"]["finish_reason"]["type"]
-    )
+    said = reason["choices"][0]["finish_reason"] if "choices" in reason else reason["meta_info"]["finish_reason"]["type"]
+    assert "abort" in said
 
 
 def test_scoring_that_was_aborted_says_so(client: Client):
@@ -124,12 +123,6 @@ def test_each_prompt_may_have_a_name(client: Client):
     assert [each["finish_reason"]["type"] for each in meta] == ["length", "length", "abort", "abort"]
 
 
-def test_everything_can_be_ended(client: Client):
-    with standing(client, "/generate", rid="a") as first, standing(client, "/v1/completions") as second:
-        assert abort(client, abort_all=True) == 2
-    assert [text_of(answers[0].json())[1] for answers in (first, second)] == ["abort", "abort"]
-
-
 @pytest.mark.parametrize("path", NAME)
 def test_a_name_in_use_is_refused(client: Client, path: str):
     with standing(client, "/generate", rid="mine") as answers:
@@ -139,11 +132,12 @@ def test_a_name_in_use_is_refused(client: Client, path: str):
     assert client.post(path, **asking(path, LONG), **{NAME[path]: "mine"}).status_code == 200  # it is free again
 
 
-def test_a_header_may_be_repeated(client: Client):
-    """Proxies do so when they try again. Its name stands for both."""
+@pytest.mark.parametrize("asked", [{"abort_all": True}, {"rid": "trace"}], ids=["all", "those of a header"])
+def test_several_can_be_ended(client: Client, asked: dict):
+    """Proxies repeat a header when they try again: its name stands for both."""
     headers = {"x-request-id": "trace"}
     with standing(client, "/generate", headers) as first, standing(client, "/v1/completions", headers) as second:
-        assert abort(client, rid="trace") == 2
+        assert abort(client, **asked) == 2
     assert [text_of(answers[0].json())[1] for answers in (first, second)] == ["abort", "abort"]
 
 

@@ -101,8 +101,7 @@ def test_one_client_does_not_wait_for_another(client: Client):
 
 
 def test_if_one_prompt_is_refused_none_runs(client: Client):
-    response = client.post("/v1/completions", prompt=[[1], [2], [999]], stream=True)
-    assert response.status_code == 400
+    assert client.post("/v1/completions", prompt=[[1], [2], [999]], stream=True).status_code == 400
     assert len(client.engine.params) == 2  # the engine took the first two ...
     assert len(client.engine.withdrawn) == 2  # ... and gave them back before it did a step
 

@@ -22,8 +22,7 @@ def test_there_and_back(client: Client, path: str):
     answer = client.post(path, prompt=TEXT).json()
     ids = list(TEXT.encode())
     assert answer == {"tokens": ids, "count": len(ids), "max_model_len": CONTEXT, "token_strs": None}
-    back = client.post(path.replace("token", "detoken"), tokens=ids)
-    assert back.json() == {"prompt": TEXT, "text": TEXT}
+    assert client.post(path.replace("token", "detoken"), tokens=ids).json() == {"prompt": TEXT, "text": TEXT}
 
 
 def test_lists_get_lists(client: Client):

@@ -257,9 +257,8 @@ def test_a_choice_that_is_no_tool_is_named_alone(client: Client):
 
 def test_a_structural_tag_beside_tools_must_have_a_format(client: Client):
     for wrong in (5, "abc", [["type", "any_text"]]):
-        error = refusal(
-            client.post(CHAT, messages=USER, tools=[TOOL], structured_outputs={"structural_tag": {"format": wrong}}), 400
-        )
+        outputs = {"structural_tag": {"format": wrong}}
+        error = refusal(client.post(CHAT, messages=USER, tools=[TOOL], structured_outputs=outputs), 400)
         assert error["param"] == "structured_outputs.structural_tag"
 
 

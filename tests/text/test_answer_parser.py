@@ -167,8 +167,7 @@ def check_pieces(form: AnswerFormat, text: str, cuts: int = 1000) -> list[Event]
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES, ids=lambda value: str(value)[:30])
 def test_calls_are_the_same_in_any_pieces(name: str, text: str, content: str, calls: list[tuple[str, str]]):
-    form = AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools=TOOLS)
-    answer = Answer.of(check_pieces(form, text))
+    answer = Answer.of(check_pieces(AnswerFormat(tool_parser=TOOL_FORMATS[name].read, tools=TOOLS), text))
     assert answer == Answer(text if content == "=" else content, "", [Call(*call) for call in calls])
     for call in answer.calls:
         assert "was cut" in text or text.endswith(("<par", "</fun")) or isinstance(json.loads(call.arguments), dict)
@@ -197,9 +196,8 @@ def test_thinking_is_the_same_in_any_pieces(text: str, thinking: Thinking, reaso
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "pythonic"])
 def test_thinking_in_the_content_is_there_once(name: str):
-    form = AnswerFormat(
-        REASONING_FORMATS["qwen3"], Thinking.OPEN, is_separate=False, tool_parser=TOOL_FORMATS[name].read, tools=TOOLS
-    )
+    read = TOOL_FORMATS[name].read
+    form = AnswerFormat(REASONING_FORMATS["qwen3"], Thinking.OPEN, is_separate=False, tool_parser=read, tools=TOOLS)
     for text in ("hm</think>\n\nHello", "\n<think>\nhm</think>", "<think>it was cut </thi"):
         assert Answer.of(check_pieces(form, text)) == Answer(text, "", [])
     assert Answer.of(check_pieces(form, f"hm</think>{WHOLE[name]}")) == Answer("hm</think>", "", 2 * [Call("g", "{}")])

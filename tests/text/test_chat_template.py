@@ -191,8 +191,7 @@ def test_a_developers_message_is_a_systems():
 
 
 @pytest.mark.parametrize(
-    ("start", "end"),
-    [("", ""), ("\n", "\n"), ("  ", "  "), ("  {% if 1 %}", "\n\n "), ("{%- set x = 1 -%} \n", "{#- #}\n")],
+    ("start", "end"), [("", ""), ("\n", "\n"), ("  ", "  "), ("  {% if 1 %}", "\n\n "), ("{%- set x = 1 -%} \n", "{#- #}\n")]
 )
 def test_of_several_the_default_or_that_for_tools(start: str, end: str):
     made, closed = byte_tokenizer(), "{% endif %}" if "if" in start else ""

@@ -16,11 +16,7 @@ from tests.sets import exhaustive
 
 WIDTH, PAGE, PAGES = 24, 4, 8
 TARGET = engine_target()
-HEADS = {
-    "DFlash": {},
-    "JetSpec": {"causal": (True, True)},
-    "windows": {"causal": (True, False), "windows": (9, 7)},
-}
+HEADS = {"DFlash": {}, "JetSpec": {"causal": (True, True)}, "windows": {"causal": (True, False), "windows": (9, 7)}}
 ROOTS = [[20, 3, 12, 9], [16, 5, 21, 2]]
 
 

@@ -17,16 +17,7 @@ from jaxspec.testing import largest_sizes_only
 from jaxspec.text.chat_template import RenderError
 from jaxspec.text.prompts import ChatEncoder
 from jaxspec.train import command, conversations
-from jaxspec.train.conversations import (
-    CUT,
-    DataSettings,
-    Writer,
-    is_repetitive,
-    read_prompts,
-    read_shards,
-    topic_prompts,
-    write_shards,
-)
+from jaxspec.train.conversations import DataSettings, Writer, is_repetitive, read_prompts, read_shards, topic_prompts, write_shards
 from tests.engine.served import served, updates_of
 from tests.reference import TARGET
 
@@ -93,7 +84,7 @@ def test_prompts_are_made_of_topics():
     assert all(message["role"] == "user" for messages in prompts for message in messages)
     known = {str(chat.messages[0]["content"]) for chat in load_prompts(Path("chat"), None).prompts if isinstance(chat, Chat)}
     assert len(known) == 48 and not known & set(first)
-    with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, 50000 are needed: give a file of your own"):
+    with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, not 50000: give a file of your own"):
         topic_prompts(50_000, 0, SETTINGS)
 
 
@@ -198,9 +189,8 @@ def test_several_turns_are_answered_in_order(llm, monkeypatch):
             found = ended.value.value
             texts = [llm.tokenizer.decode(found.tokens[start:end]) for start, end in found.answers]
             assert texts == ["\nx = 1", "\ny = 2", "\nz = 3"][: len(texts)] and len(texts) == (3 if last == "stop" else 2)
-            assert llm.tokenizer.decode(found.tokens) == "import os\nx = 1\nimport re\ny = 2" + "\nimport sys\nz = 3" * (
-                last == "stop"
-            )
+            rest = "\nimport sys\nz = 3" if last == "stop" else ""
+            assert llm.tokenizer.decode(found.tokens) == f"import os\nx = 1\nimport re\ny = 2{rest}"
 
 
 def test_a_conversation_ends_where_it_has_no_room(llm):
@@ -314,7 +304,7 @@ def test_an_answer_ends_where_it_repeats_itself(llm):
         assert writer._before_it_repeats(prose) == prose
         left = writer._before_it_repeats(prose + again)
         assert left == (prose + again)[: len(left)] and 0 < len(left) < len(again)
-        assert not is_repetitive(llm.tokenizer.decode(left)) and len(left) % CUT == 0
+        assert not is_repetitive(llm.tokenizer.decode(left)) and len(left) % conversations.CUT == 0
 
 
 def test_users_of_a_base_model_begin_at_any_line(llm):

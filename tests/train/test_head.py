@@ -135,10 +135,7 @@ def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize(
-    "algorithm",
-    ["eagle3", "dflash", *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))],
-)
+@pytest.mark.parametrize("algorithm", ["eagle3", "dflash", *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))])
 def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
     head = random_mtp(model.config) if algorithm == "mtp" else None
@@ -341,8 +338,7 @@ def test_a_target_in_16_bits(tmp_path, target, data):
 
 def test_a_finished_evaluation_belongs_to_its_run(tmp_path, target, data):
     """Even without checkpoints, another run in its folder would be compared with it, and could export its head."""
-    run = trainer(SETTINGS, target, data, tmp_path / "run")
-    run.keep_best(3, 2.0)
+    trainer(SETTINGS, target, data, tmp_path / "run").keep_best(3, 2.0)
     with pytest.raises(ValueError, match="holds a run with another depth, eval_prompts: give another folder"):
         trainer(replace(SETTINGS, depth=1, eval_prompts=8), target, data, tmp_path / "run")
     assert not trainer(SETTINGS, target, data, tmp_path / "run").resume()

@@ -97,9 +97,8 @@ def test_unrolling_is_drafting_from_every_position_at_once(models):
     choice, probs = taught.choice[0], np.asarray(jax.nn.softmax(target.logits(taught.hidden)[0][:, IDS]))
     losses, correct = np.zeros(steps), np.zeros((steps, length), bool)
     for first in range(length - 1):
-        chain = jax.jit(partial(one_chain, head, target, first=first, steps=min(steps, length - 1 - first)))(
-            tokens, taught.features
-        )
+        of_first = partial(one_chain, head, target, first=first, steps=min(steps, length - 1 - first))
+        chain = jax.jit(of_first)(tokens, taught.features)
         for step, logits in enumerate(chain):
             at = first + 1 + step
             losses[step] += -np.sum(probs[at] * np.array(jax.nn.log_softmax(logits))) * (choice[at] in IDS) / length
@@ -207,9 +206,8 @@ def test_muon_orthogonalizes_kernels_inside_layers_only():
         "lm_head": {"kernel": (4, 9)},
         "norm": {"weight": (4,)},
     }
-    gradient = jax.tree.map(
-        lambda shape: jax.random.normal(jax.random.key(0), shape), shapes, is_leaf=lambda x: isinstance(x, tuple)
-    )
+    normal = partial(jax.random.normal, jax.random.key(0))
+    gradient = jax.tree.map(normal, shapes, is_leaf=lambda x: isinstance(x, tuple))
     optimizer = muon(1.0, 1e-3)
     zeros = jax.tree.map(jnp.zeros_like, gradient)
     updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(zeros), zeros)

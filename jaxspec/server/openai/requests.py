@@ -10,16 +10,7 @@ from pydantic import Field
 from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError, restated, wrong
-from jaxspec.server.fields import (
-    Copies,
-    LogprobCount,
-    Only,
-    Prompt,
-    RequestModel,
-    RequestName,
-    TokenCount,
-    TokenCountOrZero,
-)
+from jaxspec.server.fields import Copies, LogprobCount, Only, Prompt, RequestModel, RequestName, TokenCount, TokenCountOrZero
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
 from jaxspec.server.running import MAX_LOGPROBS, RequestBatch

@@ -29,8 +29,7 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         body["stream"] = True
     if case.path == GENERATE:
         reach_generate(body)
-        sampling = body.setdefault("sampling_params", {})
-        shorten(sampling, "max_new_tokens")
+        shorten(body.setdefault("sampling_params", {}), "max_new_tokens")
         return
     if case.path != MESSAGES or "max_tokens" in body:  # which that endpoint demands
         shorten(body, "max_output_tokens" if case.path == RESPONSES else "max_tokens")

@@ -210,9 +210,8 @@ async def raised_async(create: Callable[..., Any], body: dict[str, Any]) -> open
 
 @check
 def requests_have_names(client: Client) -> None:
-    answer = client.blocking.completions.create(
-        model=client.model, prompt=PROMPT, max_tokens=1, extra_headers={"X-Request-Id": "my-name"}
-    )
+    headers = {"X-Request-Id": "my-name"}
+    answer = client.blocking.completions.create(model=client.model, prompt=PROMPT, max_tokens=1, extra_headers=headers)
     assert answer._request_id == "my-name", answer._request_id
 
 

@@ -53,6 +53,5 @@ def run(packages: str, *checks: Callable[[str, str], Any]) -> None:
     for check in checks:
         if inspect.isawaitable(waits := check(f"{url}/v1", model)):
             asyncio.run(waits)  # type: ignore[arg-type]
-    print(
-        json.dumps({"versions": {name: version(name) for name in packages.split()}, "passed": [each.__name__ for each in checks]})
-    )
+    versions = {name: version(name) for name in packages.split()}
+    print(json.dumps({"versions": versions, "passed": [each.__name__ for each in checks]}))
