@@ -83,9 +83,9 @@ def interruptible(run: Callable[[], int]) -> int:
         sys.unraisablehook = tell
 
 
-def exit_on_signals() -> None:
-    """From now on SIGTERM and SIGINT raise SystemExit with status 0."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+def exit_on_signals(*others: int) -> None:
+    """From now on SIGTERM, SIGINT and these others raise SystemExit with status 0."""
+    for number in (signal.SIGTERM, signal.SIGINT, *others):
         signal.signal(number, lambda *_: sys.exit(0))
 
 

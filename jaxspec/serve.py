@@ -23,7 +23,7 @@ from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig
 from jaxspec.defaults import BUILT_IN_NAME, check_name
-from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end, status_of
+from jaxspec.engine.hosts import ALONE, STOP_SIGNAL, HostGroup, Leader, run_to_the_end, status_of
 from jaxspec.engine.pages import PageObserver
 from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging
@@ -75,6 +75,7 @@ def take_part(arguments: ServerArguments) -> int:
     from jaxspec.engine.following import follow, join  # loads JAX
 
     assert arguments.group_key is not None
+    exit_on_signals(STOP_SIGNAL)
     try:
         group = join(arguments.hosts, arguments.group_key)
     except (ValueError, OSError, AuthenticationError) as error:
@@ -88,7 +89,7 @@ def take_part(arguments: ServerArguments) -> int:
             group.close()
         return status
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: group.stop())
+        signal.signal(number, group.stop)
     from jaxspec.commands.serve_loading import read
 
     try:
@@ -228,7 +229,10 @@ def serve(loaded: Loaded, arguments: ServerArguments, listener: socket.socket) -
         lower_priority()  # of what still compiles
 
     try:
-        HttpServer(app, app.running.engine, ready).run(sockets=[listener])
+        server = HttpServer(app, app.running.engine, ready)
+        if models.group is not ALONE:
+            signal.signal(STOP_SIGNAL, server.handle_exit)
+        server.run(sockets=[listener])
     finally:
         app.running.engine.close()
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from jaxspec.decoding.programs import (
     Settlement,
     SettleProgram,
 )
-from jaxspec.engine.hosts import WRONG_SETTINGS, Follower, Hosts, Leader, leave
+from jaxspec.engine.hosts import STOP_SIGNAL, WRONG_SETTINGS, Follower, Hosts, Leader, leave
 from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.engine.relay import relay
 from jaxspec.engine.runner import Runner
@@ -45,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 def join(hosts: Hosts, key: bytes) -> Leader | Follower:
-    """Waits for the other processes and makes JAX know all their devices. Nothing may have used JAX's devices before.
+    """Waits for the other processes and makes JAX know all their devices. Nothing may have used JAX's devices before. From now on
+    STOP_SIGNAL may come to rank 0.
 
     Raises OSError, AuthenticationError or ValueError as Leader and Follower.
     """
@@ -65,8 +65,8 @@ def join(hosts: Hosts, key: bytes) -> Leader | Follower:
 
 
 def stop_this_process() -> None:
-    """Sends SIGTERM to this process."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    """Sends STOP_SIGNAL to this process."""
+    os.kill(os.getpid(), STOP_SIGNAL)
 
 
 def follow(group: Follower, runner_of: Callable[[int], Runner]) -> None:

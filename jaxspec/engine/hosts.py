@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -45,6 +46,10 @@ NOTICE = 0.5
 """Seconds that a failure waits: it may come of the end of another process, which the thread that sees it names."""
 STOP = {"stop": True}
 """A process was told to end: rank 0 ends the group in order."""
+STOP_SIGNAL = signal.SIGUSR2
+"""Rank 0 sends it to itself at STOP. Not SIGTERM: rank 0 gets its own, too, which would count as a second one."""
+AT_ONCE = 1.0
+"""Seconds in which a second SIGTERM says the same as the first: systemd tells every process of a service, and so does --dp-size."""
 END = {"end": True}
 """Rank 0 has ended in order."""
 
@@ -105,6 +110,20 @@ def group_key(environment: Mapping[str, str]) -> bytes:
             "`openssl rand -hex 32`"
         )
     return key.encode()
+
+
+class ToldToEnd:
+    """The signals, SIGTERM and SIGINT, that have told this process to end."""
+
+    def __init__(self) -> None:
+        self._first = math.inf
+
+    def again(self, number: int) -> bool:
+        """A signal has come: whether it is a second one, which ends at once what the first let finish."""
+        if self._first == math.inf:
+            self._first = time.monotonic()
+            return False
+        return number != signal.SIGTERM or time.monotonic() > self._first + AT_ONCE
 
 
 # The end. Every way out of a process of a group is `leave`: Python's own would wait for processes that are gone.
@@ -240,10 +259,10 @@ class Leader(HostGroup):
                     if not self._is_closing:
                         end(f"{self._hosts.name(rank)} is gone")
                     continue
-                if header == STOP:
-                    self._on_stop()
-                else:
+                if header != STOP:
                     self._answers[header["number"]].put(header["error"] and f"rank {self._links[link]}: {header['error']}")
+                elif not self._is_closing:
+                    self._on_stop()
         self._all_gone.set()
 
     def _tell(self, message: bytes) -> None:
@@ -305,7 +324,7 @@ class Follower:
             time.sleep(0.1)
         wait_for_ever(self._link)
         self.arrays = Arrays()
-        self._hosts, self._was_told = hosts, False
+        self._hosts, self._told = hosts, ToldToEnd()
         self._reading, self._received, self._to_send = threading.Lock(), queue.SimpleQueue[bytes](), queue.SimpleQueue[bytes]()
         """A signal's handler may interrupt a put, and put too: a lock would wait for itself."""
         for work in (self._stand_in, self._transmit):
@@ -357,11 +376,10 @@ class Follower:
         """A compilation has ended. Does not wait."""
         self._to_send.put(pack({"number": number, "error": error}))
 
-    def stop(self) -> None:
-        """This process was told to end: so rank 0 ends the group in order. At the second time it ends alone."""
-        if self._was_told:
+    def stop(self, number: int, _frame: object = None) -> None:
+        """A signal's handler. This process was told to end: so rank 0 ends the group in order. At the second time it ends alone."""
+        if self._told.again(number):
             end(f"{self._hosts.name(self._hosts.node_rank)} was told twice to end")
-        self._was_told = True
         self._to_send.put(pack(STOP))
 
 

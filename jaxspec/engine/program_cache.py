@@ -11,9 +11,9 @@ import importlib.metadata
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -234,6 +234,9 @@ def _read(file: Path) -> export.Exported | None:
 def _write(file: Path, content: bytes | bytearray) -> None:
     """Other processes see the whole file or none."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-        temporary.write(hashlib.sha256(content).digest() + content)
-    os.replace(temporary.name, file)
+    temporary = file.with_name(f"tmp{uuid.uuid4().hex}")  # tempfile's could not be read by others who share the directory
+    try:
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -4,9 +4,7 @@ import asyncio
 import math
 import re
 import resource
-import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -17,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.hosts import STOP_SIGNAL, ToldToEnd
 from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
 
@@ -36,8 +35,6 @@ MAX_UNUSED = 1000
 """Connections without a complete request, or with the rest of their last answer, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
-AT_ONCE = 1.0
-"""Seconds in which a second SIGTERM says the same as the first: systemd tells every process of a service, and so does --dp-size."""
 
 
 class Requests(h11.Connection):
@@ -193,7 +190,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._engine, self._on_ready = app, engine, on_ready
-        self._told_at = -math.inf
+        self._told = ToldToEnd()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():  # connections inherit it: those that this server closes don't hold the address for a minute
@@ -213,12 +210,10 @@ class HttpServer(uvicorn.Server):
         second_signal.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came. uvicorn itself forces the end after a second SIGINT only, not after a second SIGTERM."""
-        if not self.should_exit:
-            self._told_at = time.monotonic()
-        elif sig != signal.SIGTERM or time.monotonic() > self._told_at + AT_ONCE:
+        """A signal came. uvicorn itself forces the end at a SIGINT after any other signal, STOP_SIGNAL too, and at no SIGTERM."""
+        if sig != STOP_SIGNAL and self._told.again(sig):
             self.force_exit = True
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
     async def _hang_up_if_forced(self) -> None:
         """Closes all connections after a second signal; uvicorn would keep waiting for them."""

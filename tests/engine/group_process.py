@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.engine.hosts import ALONE, Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.hosts import ALONE, STOP_SIGNAL, Follower, Hosts, Leader, run_to_the_end
 from jaxspec.engine.messages import Kept
 
 KEY = b"the key of the tests"
@@ -33,13 +33,13 @@ def stub(hosts: Hosts) -> int:
     """Launches every millisecond."""
     if hosts.node_rank:
         follower = Follower(hosts, KEY, "the same")
-        signal.signal(signal.SIGTERM, lambda *_: follower.stop())
+        signal.signal(signal.SIGTERM, follower.stop)
         for header, data in follower.messages():
             if "compile" in header:
                 follower.answer(header["number"])
                 continue
             follower.arrays.decode(header, data)
-    leader = Leader(hosts, KEY, "the same", on_stop=partial(signal.raise_signal, signal.SIGTERM))
+    leader = Leader(hosts, KEY, "the same", on_stop=partial(signal.raise_signal, STOP_SIGNAL))
     is_told = end_when_told()
     with leader.compiling(Stub(), timed=False):
         pass  # the other has set up its signals when this is over
@@ -94,9 +94,10 @@ def messages(hosts: Hosts) -> int:
 
 
 def end_when_told() -> list[int]:
-    """Filled by SIGTERM."""
+    """Filled by SIGTERM and STOP_SIGNAL."""
     told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    for number in (signal.SIGTERM, STOP_SIGNAL):
+        signal.signal(number, lambda number, _: told.append(number))
     return told
 
 
@@ -126,7 +127,7 @@ def engine(hosts: Hosts) -> int:
             made.add(GenerationRequest(tuple(range(40, 60 + place)), SamplingParams(max_tokens=80, temperature=0)))
 
     if isinstance(group, Follower):
-        signal.signal(signal.SIGTERM, lambda *_: group.stop())
+        signal.signal(signal.SIGTERM, group.stop)
         follow(group, lambda num_pages: made(num_pages).runner)
     running = made(40)
     largest_sizes_only(running)

@@ -354,11 +354,17 @@ def test_a_process_that_launches_for_long_does_not_count_as_gone(left, monkeypat
         assert not left
 
 
-def test_another_process_that_is_told_to_end_ends_the_group(left):
+@pytest.mark.parametrize(("number", "alone"), [(signal.SIGTERM, []), (signal.SIGINT, ["rank 1 of 2 was told twice to end"])])
+def test_another_process_that_is_told_to_end_ends_the_group(left, monkeypatch, number, alone):
+    """Two SIGTERM at once may come of one end of a service, two SIGINT come from a person."""
+    ended: list[str] = []
+    monkeypatch.setattr(module, "end", ended.append)
     stopped = threading.Event()
     with joined(Joining(on_stop=stopped.set), left) as (_, follower):
-        follower.stop()
+        follower.stop(number)
         assert stopped.wait(20) and not left
+        follower.stop(number)
+        assert ended == alone
 
 
 def test_a_process_may_be_told_to_end_while_it_answers(left):
@@ -372,7 +378,7 @@ def test_a_process_may_be_told_to_end_while_it_answers(left):
     def told_to_end(*_: object) -> None:
         handled.append(time.monotonic())
         assert len(handled) < 500, "the handler waits for what it interrupted"
-        follower.stop()
+        follower.stop(signal.SIGINT)
 
     with joined(Joining(on_stop=stopped.set), left) as (leader, follower):
         before, compiling = signal.signal(signal.SIGALRM, told_to_end), threading.Thread(target=compile_it)

@@ -52,7 +52,10 @@ def test_what_was_stored_is_not_traced_again_and_does_the_same(tmp_path, state):
         result = jax.jit(stored)(*arguments)
         assert jax.tree.structure(result) == jax.tree.structure(expected)
         assert all(map(jnp.array_equal, jax.tree.leaves(result), jax.tree.leaves(expected)))
-    assert len(files(tmp_path / "new")) == 1 and len(os.listdir(tmp_path / "new")) == 1
+    [file] = (tmp_path / "new").iterdir()
+    assert [file] == files(tmp_path / "new")
+    (tmp_path / "ordinary").touch()
+    assert file.stat().st_mode == (tmp_path / "ordinary").stat().st_mode  # others may read it
 
 
 def test_the_state_is_still_updated_in_place(tmp_path):
@@ -134,6 +137,16 @@ def test_a_damaged_file_is_replaced(tmp_path, damage, caplog):
 def test_a_directory_that_can_not_be_written_is_no_obstacle(tmp_path, caplog):
     (tmp_path / "file").touch()
     assert StoredTraces(tmp_path / "file" / "below", "me").get("name", program, (WEIGHTS, STATE, jnp.float32(1))) is program
+
+
+def test_a_file_that_can_not_be_written_leaves_nothing_behind(tmp_path):
+    arguments = (WEIGHTS, STATE, jnp.float32(2))
+    StoredTraces(tmp_path, "me").get("name", program, arguments)
+    [file] = files(tmp_path)
+    file.unlink()
+    file.mkdir()
+    assert StoredTraces(tmp_path, "me").get("name", program, arguments) is program
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_files_that_nobody_needs_any_more_are_removed(tmp_path):

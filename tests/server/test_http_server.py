@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
+from jaxspec.engine import hosts
+from jaxspec.engine.hosts import STOP_SIGNAL
 from jaxspec.serve import listen
 from jaxspec.server import http_server
 from jaxspec.server.model import ServedModel
@@ -343,21 +345,33 @@ class HungUp(Draining):
             super()._ask()
 
 
-@pytest.mark.parametrize(("number", "seconds", "forces"), [("SIGTERM", 9, False), ("SIGTERM", 0, True), ("SIGINT", 9, True)])
-def test_two_that_tell_it_to_end_at_once_count_as_one(monkeypatch, number: str, seconds: float, forces: bool):
-    """systemd tells every process of a service, and a group of servers tells its own; two SIGINT come from a person."""
-    monkeypatch.setattr(http_server, "AT_ONCE", seconds)
+@pytest.mark.parametrize(
+    ("numbers", "seconds", "forces"),
+    [
+        (["SIGTERM", "SIGTERM"], 9, False),
+        (["SIGTERM", "SIGTERM"], 0, True),
+        (["SIGINT", "SIGINT"], 9, True),
+        ([STOP_SIGNAL.name, "SIGINT"], 0, False),
+        (["SIGTERM", STOP_SIGNAL.name, STOP_SIGNAL.name], 0, False),
+    ],
+)
+def test_what_counts_as_a_second_signal(monkeypatch, numbers: list[str], seconds: float, forces: bool):
+    """systemd tells every process of a service, and a group of servers tells its own; two SIGINT come from a person. Other hosts
+    that were told to end are not this one's operator."""
+    monkeypatch.setattr(hosts, "AT_ONCE", seconds)
     server: Any = http_server.HttpServer(None, None, None)  # type: ignore[arg-type]
-    for _ in range(2):
+    for number in numbers:
         time.sleep(0.001)
         server.handle_exit(signal.Signals[number], None)
     assert (server.should_exit, server.force_exit) == (True, forces)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_everything_at_once(number: signal.Signals):
+def test_a_second_signal_ends_everything_at_once(number: signal.Signals, monkeypatch):
+    monkeypatch.setattr(hosts, "AT_ONCE", 0)
     with HungUp(shutdown_timeout=60) as draining:
-        draining.server.handle_exit(number, None)
+        for _ in range(2):
+            draining.server.handle_exit(number, None)
         draining.thread.join(5)
         assert not draining.thread.is_alive()
         assert not draining.engine.is_healthy

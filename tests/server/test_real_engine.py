@@ -1,6 +1,7 @@
 """The server over the real engine, on a tiny random model: what comes over HTTP is what the engine makes."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,15 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from jaxspec.commands.replicas import LOOPBACK, free_ports
 from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.hosts import KEY, LEAST_KEY
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
 from tests.engine.served import served
-from tests.server.conftest import CHAT, COMPLETIONS, USER, serving
+from tests.live_server import running_server
+from tests.server.conftest import CHAT, COMPLETIONS, USER, serving, wait_until
 from tests.server.fakes import byte_tokenizer
 
 PROMPTS = ["hello", "The quick brown fox jumps over", "x", "def f(x):\n    return"]
@@ -213,6 +217,28 @@ def test_the_command(checkpoints: list[str], expected: list[list[int]]):
             assert "Decode batch, #running-req: 1" in log and "Traceback" not in log
         finally:
             process.kill()
+
+
+@pytest.mark.exhaustive
+def test_a_group_finishes_what_runs_when_every_process_is_told_to_end(checkpoints: list[str], tmp_path, monkeypatch):
+    """As Kubernetes and Slurm do. SIGINT at rank 0 would be its second signal, if what the other told it had been its first."""
+    monkeypatch.setenv(KEY, "k" * LEAST_KEY)
+    flags = f"""--tp-size 2 --nnodes 2 --dist-init-addr {LOOPBACK}:{free_ports(1)[0]} --max-running-requests 1 --page-size 4
+        --chunked-prefill-size 16 --speculative-request-trees none --node-rank""".split()
+    with (
+        subprocess.Popen([sys.executable, "-m", "jaxspec.serve", *checkpoints, *flags, "1"]) as other,
+        running_server(tmp_path, *checkpoints, *flags, "0", usual=(), optimized=False) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        body = {"prompt": "x", "n": 8, "max_tokens": 99, "stream": True, "ignore_eos": True}
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            other.terminate()
+            wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+            os.kill(server.pid, signal.SIGINT)
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        assert other.wait(30) == 0
 
 
 @pytest.mark.parametrize(
