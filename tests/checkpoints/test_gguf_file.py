@@ -369,9 +369,9 @@ def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
     ("kind", "changes", "message"),
     [
         ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
-        ("llama", {"tokenizer": {"model": "t5"}}, "tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
-        ("llama", {"tokenizer": {"pre": "tekken"}}, "tokenizer gpt2/tekken is not supported"),
-        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
+        ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
+        ("llama", {"text": {"rope.scaling.type": "longrope"}}, "the rope scaling 'longrope' is not supported"),
         ("llama", yarn(yarn_log_multiplier=0.1), "yarn_log_multiplier=0.1 is"),
         ("llama", yarn(yarn_ext_factor=0.5), "yarn_ext_factor=0.5 is not"),
         ("llama", yarn(yarn_attn_factor=1.0), "=1 is .* expected 1.13863"),

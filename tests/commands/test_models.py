@@ -120,7 +120,7 @@ def test_an_unknown_name_is_told_what_would_be_one(name: str, monkeypatch):
     with pytest.raises(ValueError) as raised:
         model_directory(name)
     said = str(raised.value)
-    assert said.startswith(f"{Path(name)} does not exist: ") and "\n" not in said
+    assert said.startswith(f"{name} does not exist: ") and "\n" not in said
     assert "smollm2" in said and "Qwen/Qwen3-8B" in said and "llama, mistral, qwen2, qwen3, mimo" in said
     assert ("did you mean smollm2?" in said) == (name == "smolm2")
 

@@ -114,7 +114,7 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[], object], str]] = {
         lambda: config_so(STORAGES["int8"][1](engine_target(hidden_size=64)), Storing.ROWS, "fp8"),
         "the checkpoint is quantised already: leave out quantization, which is fp8",
     ),
-    ("none", "a tree"): (lambda: check_tree(NoDrafter(), "3/2/5"), "speculation with tree 3/2/5 needs a draft head"),
+    ("none", "a tree"): (lambda: check_tree(NoDrafter(), "3/2/5"), "speculation with the tree 3/2/5 needs a draft head"),
     ("block head", "`draft_window_size`"): (
         lambda: drafter_of(random_block(engine_target().config), EngineConfig(draft_window_size=8)),
         "draft_window_size is not supported for a DFLASH head: its config has its windows",

@@ -54,7 +54,7 @@ def test_a_kernel_for_gpus_is_refused_without_one():
     with pytest.raises(ValueError, match="attention_kernel='mosaic' needs an NVIDIA GPU, and JAX runs on the cpu: leave it out"):
         tiny_engine(attention_kernel="mosaic")
     a100 = SimpleNamespace(platform="gpu", compute_capability="8.0")
-    with pytest.raises(ValueError, match=r"'mosaic' is for Hopper, compute capability 9.0; this is 8.0"):
+    with pytest.raises(ValueError, match=r"'mosaic' is for Hopper, compute capability 9.0, and this is 8.0"):
         check_kernel("mosaic", a100)
     check_kernel("pallas_triton", a100)
 

@@ -84,7 +84,7 @@ def test_prompts_are_made_of_topics():
     assert all(message["role"] == "user" for messages in prompts for message in messages)
     known = {str(chat.messages[0]["content"]) for chat in load_prompts(Path("chat"), None).prompts if isinstance(chat, Chat)}
     assert len(known) == 48 and not known & set(first)
-    with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, not 50000: give a file of your own"):
+    with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, 50000 are needed: give a file of your own"):
         topic_prompts(50_000, 0, SETTINGS)
 
 
