@@ -65,11 +65,15 @@ def interruptible(run: Callable[[], int]) -> int:
     What a signal's handler raises is lost while a callback runs, such as that of JAX in garbage collections, and the command would
     go on: then the signal comes again.
     """
-    tell, main_thread = sys.unraisablehook, threading.get_ident()
+    tell, main_thread, has_ended = sys.unraisablehook, threading.get_ident(), threading.Event()
+
+    def again() -> None:
+        if not has_ended.is_set():
+            signal.pthread_kill(main_thread, signal.SIGINT)  # it means the same as SIGTERM
 
     def hook(dropped: Any) -> None:
         if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
-            threading.Timer(AGAIN, signal.pthread_kill, [main_thread, signal.SIGINT]).start()  # it means the same as SIGTERM
+            threading.Timer(AGAIN, again).start()
         else:
             tell(dropped)
 
@@ -80,6 +84,7 @@ def interruptible(run: Callable[[], int]) -> int:
         print("jaxspec: interrupted", file=sys.stderr)
         return 130
     finally:
+        has_ended.set()
         sys.unraisablehook = tell
 
 
