@@ -202,8 +202,10 @@ def load_converted(
     """
     log_link(path / PARAMETERS)
     published = abstract_model(config, dtype)
-    with Checkpoint(path / PARAMETERS) as stored:
-        kept = {name: info.dtype.name for name, info in stored.infos.items()} if storing is Storing.AS_IN_FILE else {}
+    kept: dict[str, str] = {}
+    if storing is Storing.AS_IN_FILE:
+        with Checkpoint(path / PARAMETERS) as stored:
+            kept = {name: info.dtype.name for name, info in stored.infos.items()}
     model = abstract_model(config_so(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)

@@ -154,7 +154,7 @@ class ChatLoop:
             except KeyboardInterrupt:
                 self.screen.note("" if interrupted else "\n(Ctrl-C again, or /quit, leaves)")
                 self.has_left, interrupted = interrupted, True
-            except BrokenPipeError:  # nobody reads the answers any more
+            except BrokenPipeError:  # the reader of the output has closed it
                 raise
             except (ValueError, OSError) as error:
                 self.screen.note(f"error: {error}")

@@ -206,13 +206,13 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     steps, algorithm = given.get("num_speculative_tokens"), None if method is None else METHODS[method]
     has_default = method == "suffix" and steps is None
     tree = None if has_default else TreeShape(Whole(1).clean(f"{FLAG}: num_speculative_tokens", steps), 1)
-    notes = []
-    for name, check in OF_SUFFIX.items():
-        if given.get(name) is not None:
-            check.clean(f"{FLAG}: {name}", given[name])
-            notes.append(f"{FLAG}: {name} has no effect: {TEXT} (--speculative-ngram-share adds those of other requests)")
-    if notes and method != "suffix":
-        raise ValueError(f"{notes[0].partition(' has')[0]} is for the method suffix: leave it out")
+    of_suffix = [name for name in OF_SUFFIX if given.get(name) is not None]
+    for name in of_suffix:
+        OF_SUFFIX[name].clean(f"{FLAG}: {name}", given[name])
+    if of_suffix and method != "suffix":
+        raise ValueError(f"{FLAG}: {of_suffix[0]} is for the method suffix: leave it out")
+    why = f"has no effect: {TEXT} (--speculative-ngram-share adds those of other requests)"
+    notes = tuple(f"{FLAG}: {name} {why}" for name in of_suffix)
     lookups = [name for name in LOOKUPS if given.get(name) is not None]
     if algorithm != NGRAM:
         if lookups:
@@ -222,4 +222,4 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         if value is not None:
             raise ValueError(f"{FLAG}: {method} drafts from the text: leave out {key}")
     matches = {LOOKUPS[name]: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name in lookups}
-    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, None, {"ngram": True, **matches}, tuple(notes))
+    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, None, {"ngram": True, **matches}, notes)

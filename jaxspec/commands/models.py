@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from jaxspec.checkpoints.hub import is_whole
 from jaxspec.checkpoints.json_files import read_config, read_object
 from jaxspec.checkpoints.kinds import HEADS, MANIFEST, algorithm_of, is_model_config, is_target, tensor_names, usual_tensors
+from jaxspec.commands.chat_screen import CONTROL
 from jaxspec.commands.common import run_guarded, table
 from jaxspec.commands.options import OPTIONS, Parser
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_NAME, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_INSTALL, smollm2_file
@@ -20,8 +20,8 @@ EXAMPLES = """examples:
   jaxspec models
   jaxspec models ~/checkpoints converted
   jaxspec serve NAME        (a target; for one with a head: jaxspec serve NAME --draft HEAD)"""
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Characters that would command the terminal, or break a line; names of files may have them."""
+UNPRINTABLE = CONTROL | dict.fromkeys((9, 10), CONTROL[0])
+"""Of characters that would command the terminal, or break a line: names of files may have them."""
 SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [*own(), *of_hub(options.download_dir or Path(HF_HUB_CACHE))]
     for directory in options.directories:
         rows += in_directory(directory)
-    shown = [[UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", cell) for cell in row] for row in rows]
+    shown = [[cell.translate(UNPRINTABLE) for cell in row] for row in rows]
     print(table(("model", "kind", "size", "where"), shown))
     print(f"\nTarget families: {', '.join(FAMILIES)}. `jaxspec pull org/name` gets another one from the Hub.")
     return 0
