@@ -39,6 +39,16 @@ class Terminal:
         self.type(f"{text}\n")
         self.expect(f"{text}\n")  # the terminal's echo
 
+    def interrupt(self, line: str, wanted: str) -> None:
+        """Ctrl-C behind the beginning of a line, until this text is shown: Python notices a Ctrl-C that comes between the prompt
+        and its wait for a key only with the next one."""
+        for _ in range(6):
+            self.type(line + CTRL_C)
+            with contextlib.suppress(AssertionError):
+                self.expect(wanted, seconds=10)
+                return
+        raise AssertionError(f"{wanted!r} did not come after Ctrl-C; there is {self.text!r}")
+
     def expect(self, wanted: str, seconds: float = 60) -> str:
         """What is shown up to this text, without colours; the text itself is taken off."""
         deadline = time.monotonic() + seconds

@@ -105,8 +105,7 @@ def test_a_conversation_in_a_terminal(url, engine):
         terminal.line("/stats")
         assert "none, plain decoding" in terminal.expect("all answers")
         terminal.expect("> ")
-        terminal.type("half a line" + CTRL_C)
-        terminal.expect("Ctrl-C again")
+        terminal.interrupt("half a line", "Ctrl-C again")
         terminal.line("/quit")
         assert terminal.end() == 0
 
