@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.checkpoints.gguf_tensors import SUFFIX as GGUF
 from jaxspec.checkpoints.gguf_tensors import GgufTensors
-from jaxspec.checkpoints.json_files import check_files, read_object
+from jaxspec.checkpoints.json_files import INDEXES, check_files, weight_map
 from jaxspec.checkpoints.tensor_files import SafetensorsFile, Tensor, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 from jaxspec.checks import short
@@ -22,7 +22,6 @@ FORMATS: dict[str, Callable[[Path], TensorFile]] = {
     ".pt": TorchFile,
     GGUF: GgufTensors,
 }
-PREFERRED = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 MAX_NAME = 1000
 """Characters of a tensor's name."""
 MAX_LISTED = 8
@@ -42,8 +41,9 @@ class Needed(NamedTuple):
 class Checkpoint:
     """The tensors of a checkpoint by name.
 
-    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file. Raises
-    ValueError if there is no such file, if a shard is missing, repeated or unlisted, and if a file is damaged or refused.
+    Reads model.safetensors of a directory, or else pytorch_model.bin, each perhaps in shards, or its only file of a supported
+    format. A path to a file reads that file. Raises ValueError if there is no such file, if a shard is missing, repeated or
+    unlisted, and if a file is damaged or refused.
     """
 
     def __init__(self, path: Path):
@@ -140,29 +140,18 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
         return [path.name], None
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: expected a local directory or file, or a name on the Hub such as org/model")
-    for name in PREFERRED:
-        if (path / name).is_file() and name.endswith(".json"):
-            index = _read_index(path / name)
-            return sorted(set(index.values())), index
+    for name in INDEXES:
         if (path / name).is_file():
-            return [name], None
+            index = weight_map(path / name)
+            there = {each.name for each in path.iterdir() if each.is_file()}  # Path.is_file raises for names that are too long
+            if missing := sorted(set(index.values()) - there):
+                raise ValueError(f"{path / name} names {missing[0]:.200}, which is missing")
+            return sorted(set(index.values())), index
+        if (path / (single := name.removesuffix(".index.json"))).is_file():
+            return [single], None
     found = sorted(file.name for file in path.iterdir())
     candidates = [name for name in found if Path(name).suffix in FORMATS and (path / name).is_file()]
     if len(candidates) != 1:
         listed = ", ".join(found)[:MAX_NAME] or "nothing"
         raise ValueError(f"{path}: expected model.safetensors, pytorch_model.bin or an index of shards; found {listed}")
     return candidates, None
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> file name. Raises ValueError for anything but existing files of the same directory."""
-    index = read_object(path).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-        raise ValueError(f"{path} has no weight_map from tensor names to file names")
-    there = {each.name for each in path.parent.iterdir() if each.is_file()}  # Path.is_file raises for names that are too long
-    for file in sorted(set(index.values())):
-        if Path(file).name != file or Path(file).suffix not in FORMATS:
-            raise ValueError(f"{path} names {short(file)}: expected a tensor file in the same directory")
-        if file not in there:
-            raise ValueError(f"{path} names {file:.200}, which is missing")
-    return index

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxspec.checkpoints.json_files import MAX_JSON_BYTES, read_object
+from jaxspec.checkpoints.json_files import INDEXES, MAX_JSON_BYTES, weight_map
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -27,7 +27,6 @@ SMALL_FILES = re.compile(
 """What is downloaded first. Weights follow, so that a folder with weights is whole."""
 SAFETENSORS = re.compile(r"(?!consolidated)[\w][\w.-]{0,200}\.safetensors")
 BIN = re.compile(r"pytorch_model[\w.-]{0,200}\.bin")
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 ASK_SECONDS = 10.0
 """For the Hub to say what it has."""
 MAX_REASON = 300
@@ -102,10 +101,11 @@ def _cached(repository: str, options: HubOptions, weights: bool) -> Path | None:
 
 def is_whole(folder: Path) -> bool:
     """Whether all weights are there. They are downloaded last."""
+    there = {file.name for file in folder.iterdir() if file.is_file()}
     for name in INDEXES:
-        if (folder / name).is_file():
-            return all((folder / file).is_file() for file in _indexed(folder / name))
-    return any(SAFETENSORS.fullmatch(file.name) or BIN.fullmatch(file.name) for file in folder.iterdir())
+        if name in there:
+            return there.issuperset(weight_map(folder / name).values())
+    return any(SAFETENSORS.fullmatch(name) or BIN.fullmatch(name) for name in there)
 
 
 def _download(repository: str, options: HubOptions, with_weights: bool) -> Path:
@@ -150,17 +150,9 @@ def _weights(siblings: "list[RepoSibling]", folder: Path) -> list[str]:
     names = [file.rfilename for file in siblings]
     for index in INDEXES:
         if (folder / index).is_file():
-            listed = _indexed(folder / index)
+            listed = set(weight_map(folder / index).values())
             return [name for name in names if name in listed and (SAFETENSORS.fullmatch(name) or BIN.fullmatch(name))]
     return [name for name in names if SAFETENSORS.fullmatch(name)] or [name for name in names if BIN.fullmatch(name)]
-
-
-def _indexed(index: Path) -> set[str]:
-    """The files that an index names."""
-    files = read_object(index).get("weight_map")
-    if not isinstance(files, dict):
-        raise ValueError(f"{index} is damaged: it has no weight_map")
-    return {str(file) for file in files.values()}
 
 
 def _file(repository: str, name: str, options: HubOptions) -> Path:

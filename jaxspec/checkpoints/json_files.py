@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checks import MAX_REASON, MODEL, checked
+from jaxspec.checks import MAX_REASON, MODEL, checked, short
 
 TEMPLATES = "additional_chat_templates"
 """The folder of a model directory that transformers reads more templates from."""
@@ -19,7 +19,10 @@ def find_config(path: Path) -> Path | None:
     return file if path.exists() and file.is_file() else None
 
 
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""Of shards, the first that a directory has is read."""
+TENSOR_FILES = (".safetensors", ".bin", ".pt")
+WEIGHTS = (*TENSOR_FILES, ".gguf", ".pth")
 """Suffixes of files that may be links to anywhere, as people keep them on other disks: what they hold is never shown."""
 
 
@@ -49,6 +52,18 @@ def read_config(path: Path) -> dict:
     if path.is_dir():
         check_files(path)
     return checked(read_object(file))
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name, as an index of shards says; the files may be missing. Raises ValueError for anything but names of
+    tensor files in the same directory."""
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(f"{index} has no weight_map from tensor names to file names")
+    for file in sorted(set(files.values())):
+        if Path(file).name != file or Path(file).suffix not in TENSOR_FILES:
+            raise ValueError(f"{index} names {short(file)}: expected a tensor file in the same directory")
+    return files
 
 
 def read_end_of_sequence(directory: Path, config: dict[str, Any]) -> list[int]:

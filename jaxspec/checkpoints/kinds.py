@@ -5,8 +5,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from jaxspec.checkpoints.hub import INDEXES
-from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.json_files import INDEXES, weight_map
 from jaxspec.checks import require_size
 
 MANIFEST = "jaxspec.json"
@@ -66,7 +65,7 @@ def tensor_names(folder: Path) -> set[str] | None:
     for a damaged file."""
     for index in INDEXES:
         if (folder / index).is_file():
-            return set(read_object(folder / index).get("weight_map") or ())
+            return set(weight_map(folder / index))
     names = set[str]()
     for path in (files := sorted(folder.glob("*.safetensors"))):
         try:

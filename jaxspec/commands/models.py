@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxspec.checkpoints.hub import is_whole
-from jaxspec.checkpoints.json_files import read_config, read_object
+from jaxspec.checkpoints.json_files import TENSOR_FILES, read_config, read_object
 from jaxspec.checkpoints.kinds import HEADS, MANIFEST, algorithm_of, is_model_config, is_target, tensor_names, usual_tensors
 from jaxspec.commands.chat_screen import CONTROL
 from jaxspec.commands.common import run_guarded, table
@@ -22,7 +22,6 @@ EXAMPLES = """examples:
   jaxspec serve NAME        (a target; for one with a head: jaxspec serve NAME --draft HEAD)"""
 UNPRINTABLE = CONTROL | dict.fromkeys((9, 10), CONTROL[0])
 """Of characters that would command the terminal, or break a line: names of files may have them."""
-SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class Found(NamedTuple):
@@ -102,7 +101,7 @@ def in_directory(directory: Path) -> Iterator[Found]:
 
 def holds_weights(folder: Path) -> bool:
     """Whether a directory may be a model's."""
-    return (folder / MANIFEST).is_file() or any(file.suffix in SUFFIXES for file in folder.iterdir())
+    return (folder / MANIFEST).is_file() or any(file.suffix in (*TENSOR_FILES, ".gguf") for file in folder.iterdir())
 
 
 def loadable(folder: Path) -> str | None:

@@ -73,8 +73,9 @@ def test_a_download_that_was_broken_off_says_how_it_goes_on(hub, tmp_path, capsy
 
 
 def test_directories_with_models_are_listed_and_others_are_not(model: TinyModel, tmp_path, capsys):
-    for source, name in ((model.target, "target"), (model.head, "head")):
+    for source, name in ((model.target, "target"), (model.head, "head"), (model.target, "damaged")):
         shutil.copytree(source, tmp_path / name)
+    (tmp_path / "damaged/model.safetensors.index.json").write_text('{"weight_map": 3}')
     (tmp_path / "converted").mkdir()
     (tmp_path / "converted/jaxspec.json").write_text('{"kind": "target", "draft": "abc"}')
     (tmp_path / "hostile").mkdir()
