@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 
 class Check(Protocol):
@@ -228,7 +228,7 @@ class ObjectOf(NamedTuple):
         return {key: self.value.clean(f"{name}: {short(key)}", each) for key, each in value.items()}
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     """Whether it is a whole number, NumPy's included; bool, which Python counts as int, is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from jaxspec.checks import checked, refuse_unsupported, require_least, require_one_of, require_size
+from jaxspec.checks import checked, is_int, refuse_unsupported, require_least, require_one_of, require_size
 from jaxspec.rope_config import RopeConfig
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class TreeShape:
     ):
         given = {"num_steps": num_steps, "topk": topk, "num_draft_tokens": num_draft_tokens}
         for name, value in (given | {"head_steps": head_steps}).items():
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
+            if value is not None and not (is_int(value) and value >= 0):
                 raise ValueError(f"{name} must be a whole number >= 0, got {value!r:.80}")
         num_steps, topk, num_draft_tokens = (None if value is None else int(value) for value in given.values())
         if num_steps is None and topk is None and num_draft_tokens is None:

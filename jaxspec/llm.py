@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
+from jaxspec.checks import is_int
 from jaxspec.config import TreeLike
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
@@ -21,7 +22,7 @@ from jaxspec.engine.stats import EngineStats
 from jaxspec.grammar.matcher import Grammar
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.prompts import BYTES, ChatEncoder, Conversation, Prompt, encode, is_list, is_token
+from jaxspec.text.prompts import BYTES, ChatEncoder, Conversation, Prompt, encode, is_list
 
 CLOSED = "this LLM is closed: create a new one"
 BROKEN = "the engine has failed and takes no more requests: create a new LLM"
@@ -302,8 +303,8 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping, *BYTES)) or not isinstance(prompts, Iterable):
         return [cast(Prompt, prompts)]  # all but text are refused with the other wrong prompts
     listed = list(prompts)
-    tokens = [int(prompt) for prompt in listed if is_token(prompt)]
-    others = [cast(Prompt, prompt) for prompt in listed if not is_token(prompt)]
+    tokens = [int(prompt) for prompt in listed if is_int(prompt)]
+    others = [cast(Prompt, prompt) for prompt in listed if not is_int(prompt)]
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
     return [tokens] if tokens else others

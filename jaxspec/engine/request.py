@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxspec.checks import is_number
+from jaxspec.checks import is_int, is_number
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.adaptive import DraftFactors
 from jaxspec.engine.pages import HeldPages
@@ -306,7 +305,7 @@ class Limits:
     def check(self, asked: GenerationRequest) -> None:
         """Raises ValueError, naming the field, if the request can't be served."""
         prompt, params = asked.prompt, asked.params
-        if not isinstance(asked.priority, Integral):
+        if not is_int(asked.priority):
             raise ValueError(f"priority must be a whole number, got {asked.priority!r:.80}")
         if asked.timeout is not None and not (is_number(asked.timeout) or asked.timeout == math.inf):
             raise ValueError(f"timeout must be a number of seconds, got {asked.timeout!r:.80}")

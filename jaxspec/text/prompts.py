@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypeGuard
 
+from jaxspec.checks import is_int
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ BYTES = (bytes, bytearray, memoryview)
 def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
     if not isinstance(prompt, str):
-        if isinstance(prompt, BYTES) or not isinstance(prompt, Iterable) or not all(map(is_token, prompt)):
+        if isinstance(prompt, BYTES) or not isinstance(prompt, Iterable) or not all(map(is_int, prompt)):
             raise ValueError(f"a prompt must be a string or a list of token ids, got {prompt!r:.80}")
         return [int(token) for token in prompt]
     if tokenizer is None:
@@ -30,11 +30,6 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     except UnicodeEncodeError as error:
         raise ValueError(f"a prompt must be valid Unicode, but its character {error.start} is half of a surrogate pair") from None
     return tokenizer.encode(prompt)
-
-
-def is_token(value: Any) -> TypeGuard[int]:
-    """Whether it can be a token id: a whole number, of NumPy's too. True is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_list(value: Any) -> TypeGuard[Sequence]:

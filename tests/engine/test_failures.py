@@ -200,8 +200,9 @@ def test_a_timeout_ends_a_request_wherever_it_is(expected):
     assert ended == {running.id: "timeout", waiting.id: "timeout"}
     assert tuple(running.output) == expected[0][: len(running.output)] and running.output
     assert finish(engine, [kept])[0].token_ids == expected[1]
-    with pytest.raises(ValueError, match="priority must be a whole number, got None"):
-        engine.add(GenerationRequest([1], SamplingParams(), priority=None))
+    for wrong in (None, True):
+        with pytest.raises(ValueError, match=f"priority must be a whole number, got {wrong}"):
+            engine.add(GenerationRequest([1], SamplingParams(), priority=wrong))
     with pytest.raises(ValueError, match="timeout must be above 0"):
         engine.add(GenerationRequest(PROMPTS[0], PARAMS, timeout=0))
 
