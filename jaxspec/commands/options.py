@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from jaxspec.checks import docstrings
+from jaxspec.checks import Whole, docstrings
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZED, EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
@@ -28,11 +28,10 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     """An option's type: a whole number from `least` to `most`."""
 
     def number(text: str) -> int:
-        value = int(text) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text) else least - 1
-        if value < least or (most is not None and value > most):
-            limits = f">= {least}" if most is None else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"must be a whole number {limits}, got {text[:80]!r}")
-        return value
+        try:
+            return Whole(least, most).clean("", int(text) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text) else text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).lstrip()) from None
 
     return number
 

@@ -345,7 +345,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-algorithm NONE --tree 5/4/8", "--tree can't be combined with"),
         ("--tree 3/1/4 --speculative-num-steps 3", "give --tree or SGLang's three numbers, not both"),
         ("--tree 5/4", "argument --tree: a draft tree is num_steps/topk/num_draft_tokens"),
-        ("--speculative-num-steps -1", "argument --speculative-num-steps: must be a whole number >= 0, got '-1'"),
+        ("--speculative-num-steps -1", "argument --speculative-num-steps: must be a whole number >= 0, got -1"),
         ("--speculative-num-steps 3", "missing: topk, num_draft_tokens"),
         ("--speculative-num-steps 2 --speculative-eagle-topk 2 --speculative-num-draft-tokens 99", "num_draft_tokens=99"),
         ("--speculative-algorithm NONE --speculative-adaptive", "--speculative-adaptive can't be combined with"),
