@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.checkpoints.storing import Storing, config_so
+from jaxspec.checkpoints.storing import Storing, config_stored_as
 from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
@@ -124,7 +124,7 @@ class Lab:
 
     def with_weights(self, kind: str) -> "Lab":
         """The same laboratory with the matrices of both models stored in 8 or 4 bits, as `--quantization` does it."""
-        target, head = (config_so(model, Storing.DENSE, kind) for model in self.graphs)
+        target, head = (config_stored_as(model, Storing.DENSE, kind) for model in self.graphs)
         return Lab(replace(self.size, target=target, head=head), self._bandwidth, tp=self.tp)
 
     @cached_property

@@ -27,7 +27,7 @@ from jaxspec.checkpoints.json_files import TEMPLATES, check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.parameter_store import mapped_parameters
-from jaxspec.checkpoints.storing import Storing, config_so, layer_so
+from jaxspec.checkpoints.storing import Storing, config_stored_as, restored_layer
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, OrNull, Text, Whole
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
@@ -195,10 +195,10 @@ def load_converted(
     placement: Placement,
     progress: bool,
 ) -> LoadedModel:
-    """The model in this dtype, its matrices stored so, on these devices. On one device without a cast its arrays are the mapped
-    files; of several each reads its part.
+    """The model in this dtype, stored as `config_stored_as` chooses, on these devices. On one device without a cast its
+    arrays are the mapped files; of several each reads its part.
 
-    Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
+    Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_stored_as`.
     """
     log_link(path / PARAMETERS)
     published = abstract_model(config, dtype)
@@ -206,12 +206,12 @@ def load_converted(
     if storing is Storing.AS_IN_FILE:
         with Checkpoint(path / PARAMETERS) as stored:
             kept = {name: info.dtype.name for name, info in stored.infos.items()}
-    model = abstract_model(config_so(published, storing, quantization, kept), dtype)
+    model = abstract_model(config_stored_as(published, storing, quantization, kept), dtype)
     before, after = layer_config(config), layer_config(model.config)
     params, expected = dict[Keys, Any](), flatten_dict(model.params)
     mapped = mapped_parameters(path / PARAMETERS, published.params, f"loading {path.name}", progress=progress)
     for layer, views in groupby(mapped, lambda each: each[0][:-1]):
-        named = layer_so(layer, {str(keys[-1]): array for keys, array in views}, before, after)
+        named = restored_layer(layer, {str(keys[-1]): array for keys, array in views}, before, after)
         arrays: dict[Keys, Any] = {(*layer, name): array for name, array in named.items()}
         if placement == ONE_DEVICE:
             arrays = {keys: jax.device_put(each) if isinstance(each, np.ndarray) else each for keys, each in arrays.items()}

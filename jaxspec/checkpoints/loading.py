@@ -38,7 +38,7 @@ def load_target(
     placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedTarget:
-    """A target, with activations in this dtype, its matrices stored so (`storing.planned`), on the devices of an engine.
+    """A target, with activations in this dtype, stored as `storing.planned` chooses, on the devices of an engine.
 
     Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported.
     """
@@ -65,7 +65,7 @@ def load_head(
     placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedHead:
-    """A draft head for this target, in the target's dtype, its matrices stored so (`storing.planned`), on the same devices.
+    """A draft head for this target, in the target's dtype, stored as `storing.planned` chooses, on the same devices.
 
     Args:
         path: a head's directory or file; a target's directory if the head is inside (MTP).

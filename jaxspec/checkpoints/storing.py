@@ -43,7 +43,8 @@ class Storing(Enum):
 
 
 def planned(plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, quantization: str | None = None) -> TensorPlan:
-    """The plan of a model that is stored so. Without a checkpoint its files are not known: as in a GPU's memory.
+    """The plan with the storage that `storing` and `quantization` choose for each matrix. Without a checkpoint its files are not
+    known: as in a GPU's memory.
 
     `quantization`: one of config.QUANTIZATIONS, for all matrices. None: as published. Raises ValueError if they are quantised
     otherwise already.
@@ -72,10 +73,9 @@ def _storage(
         return None if source.storage is None else replace(source.storage, for_cpu=for_cpu)
     if not isinstance(source, Stack) or keys[-1] not in (MATRIX, EMBEDDING):
         return None
-    if quantization is not None and keys[-1] == MATRIX:
-        is_published_so = any(isinstance(each, QuantizedStack) for each in plan.layout.values())
-        if not is_published_so:
-            return QuantizedAs.default(quantization, *source.columns, for_cpu=for_cpu)
+    is_quantized = any(isinstance(each, QuantizedStack) for each in plan.layout.values())
+    if quantization is not None and keys[-1] == MATRIX and not is_quantized:
+        return QuantizedAs.default(quantization, *source.columns, for_cpu=for_cpu)
     # The embedding may be the output projection, which is read whole for every token.
     is_output = keys[-1] == EMBEDDING and isinstance(plan.config, ModelConfig) and plan.config.tie_word_embeddings
     if quantization is not None and for_cpu and is_output and source.columns[0] % CPU_BLOCK == 0:
@@ -95,7 +95,7 @@ def kinds(source: Stack, checkpoint: Checkpoint) -> Iterator[tuple[str, list[tup
 
 
 def with_storage(config: Any, storage: Storage | None, storages: tuple[tuple[Keys, Storage], ...] = ()) -> Any:
-    """The config of the same target or head, stored so."""
+    """The config of the same target or head with this storage: `storages` by path, `storage` elsewhere."""
     if isinstance(config, HeadConfig):
         return replace(config, layer=with_storage(config.layer, storage, storages))
     return replace(config, storage=storage, storages=storages)
@@ -135,9 +135,10 @@ def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterat
         yield Stacked(parts)
 
 
-def config_so(model: LoadedModel, storing: Storing, quantization: str | None, kept: Mapping[str, str] | None = None) -> Any:
-    """The config of a model of a converted checkpoint, whose matrices are dense or quantised for a GPU, if it is stored so. Its
-    parameters may be abstract. `kept`: the dtypes in its files, by parameter_name.
+def config_stored_as(model: LoadedModel, storing: Storing, quantization: str | None, kept: Mapping[str, str] | None = None) -> Any:
+    """The config of a converted checkpoint's model, whose matrices are dense or quantised for a GPU, with the storage that
+    `storing` and `quantization` choose for each. Its parameters may be abstract. `kept`: the dtypes in its files, by
+    parameter_name.
 
     Raises ValueError if they are quantised otherwise already.
     """
@@ -161,8 +162,8 @@ def config_so(model: LoadedModel, storing: Storing, quantization: str | None, ke
     return with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
 
 
-def layer_so(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: ModelConfig) -> dict[str, Any]:
-    """The parameters of the layer at a path, by their names, if its model is stored as `after` says instead of `before`. NumPy's
+def restored_layer(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: ModelConfig) -> dict[str, Any]:
+    """The parameters of the layer at a path, by their names, converted from the storage of `before` to that of `after`. NumPy's
     arrays may be views of files: what only has to be read is not read yet."""
     storage = storage_of(after, *path)
     if EMBEDDING in arrays and isinstance(table := storage_of(after, *path, EMBEDDING), InBlocks):

@@ -19,7 +19,7 @@ from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.loading import read_target_plan
 from jaxspec.checkpoints.quantization import quantised_plan
-from jaxspec.checkpoints.storing import Storing, config_so, planned, with_storage
+from jaxspec.checkpoints.storing import Storing, config_stored_as, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
@@ -85,7 +85,7 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
     """
     with errors_named(path):
         if is_converted(path):
-            return config_so(abstract_model(read_manifest(path).target, jnp.float32), Storing.DENSE, quantization)
+            return config_stored_as(abstract_model(read_manifest(path).target, jnp.float32), Storing.DENSE, quantization)
         if path.is_dir() and is_whole(path):
             with Checkpoint(path) as checkpoint:
                 plan: TensorPlan = read_target_plan(path, checkpoint)
@@ -108,7 +108,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
         if where := head_directory(path) if is_converted(path) else None:
             manifest = read_manifest(where)
             own_map = manifest.token_map
-            head = config_so(abstract_model(manifest.head, jnp.float32), Storing.DENSE, quantization)
+            head = config_stored_as(abstract_model(manifest.head, jnp.float32), Storing.DENSE, quantization)
         elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.draft_models import refuse_token_map
-from jaxspec.checkpoints.storing import Storing, config_so
+from jaxspec.checkpoints.storing import Storing, config_stored_as
 from jaxspec.config import FP8, EngineConfig, TreeShape
 from jaxspec.decoding.drafter import Drafter, Merged, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter
@@ -111,7 +111,7 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[], object], str]] = {
         "regex and choice can't be given together: a text follows one grammar",
     ),
     ("a quantised checkpoint", "`--quantization` to another kind"): (
-        lambda: config_so(STORAGES["int8"][1](engine_target(hidden_size=64)), Storing.ROWS, "fp8"),
+        lambda: config_stored_as(STORAGES["int8"][1](engine_target(hidden_size=64)), Storing.ROWS, "fp8"),
         "the checkpoint is quantised already: leave out quantization, which is fp8",
     ),
     ("none", "a tree"): (lambda: check_tree(NoDrafter(), "3/2/5"), "speculation with the tree 3/2/5 needs a draft head"),

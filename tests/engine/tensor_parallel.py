@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.storing import MATRIX, Storing, config_so, layer_so, with_storage
+from jaxspec.checkpoints.storing import MATRIX, Storing, config_stored_as, restored_layer, with_storage
 from jaxspec.config import PLAIN, EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
@@ -94,11 +94,11 @@ def itself() -> Models:
 
 def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
     """The model with its matrices stored in another way, as they would be if it were loaded so."""
-    config, params, layers = config_so(model, storing, quantization), {}, defaultdict[Any, dict[str, Any]](dict)
+    config, params, layers = config_stored_as(model, storing, quantization), {}, defaultdict[Any, dict[str, Any]](dict)
     for (*path, name), array in flatten_dict(model.params).items():
         layers[tuple(path)][name] = array
     for path, layer in layers.items():
-        made = layer_so(path, layer, layer_config(model.config), layer_config(config))
+        made = restored_layer(path, layer, layer_config(model.config), layer_config(config))
         params |= {(*path, name): jnp.asarray(np.asarray(array)) for name, array in made.items()}
     return replace(model, config=config, params=unflatten_dict(params))
 
