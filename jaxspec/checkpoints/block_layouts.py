@@ -83,8 +83,8 @@ def _unread(names: Collection[str]) -> frozenset[str]:
 def _settings(config: dict, projector: str) -> dict[str, Any]:
     """A config's settings. Raises ValueError, naming the first that has a wrong type or range, or that is not supported.
     `projector`: SpecForge's word for this kind."""
-    nested = Fields({}).clean("config.json: dflash_config", config.get("dflash_config") or {})
-    settings = _SETTINGS.clean("config.json", config | {name: value for name, value in nested.items() if value is not None})
+    inner = Fields({}).clean("config.json: dflash_config", config.get("dflash_config") or {})
+    settings = _SETTINGS.clean("config.json", config | {name: value for name, value in inner.items() if value is not None})
     refuse(settings, _ONLY | {"projector_type": projector})
     return settings
 

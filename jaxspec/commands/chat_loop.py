@@ -213,7 +213,7 @@ class ChatLoop:
     def _use(self, tree: TreeShape | None) -> None:
         self.source.prepare(tree)
         self.wishes.tree = tree
-        self.screen.note(f"drafts: {drafts(tree)}")
+        self.screen.note(f"drafts: {tree_text(tree)}")
 
     def _temperature(self, text: str) -> None:
         try:
@@ -221,7 +221,7 @@ class ChatLoop:
         except ValueError:
             raise ValueError(f"/temperature takes a number, got {text[:40]!r}") from None
         self.wishes.temperature = None if value is None else declaration("temperature").check.clean("/temperature", value)
-        self.screen.note(f"temperature: {of(self.wishes.temperature)}")
+        self.screen.note(f"temperature: {temperature_text(self.wishes.temperature)}")
 
     def _system(self, text: str) -> None:
         self.system = text or None
@@ -235,8 +235,8 @@ class ChatLoop:
 
     def _stats(self, _: str) -> None:
         lines = self.source.about() | {
-            "drafts": drafts(self.wishes.tree),
-            "temperature": of(self.wishes.temperature),
+            "drafts": tree_text(self.wishes.tree),
+            "temperature": temperature_text(self.wishes.temperature),
             "conversation": f"{len(self.messages) // 2} questions",
             "all answers": str(self.total),
         }
@@ -260,11 +260,11 @@ class ChatLoop:
         self.has_left = True
 
 
-def drafts(tree: TreeShape | None) -> str:
+def tree_text(tree: TreeShape | None) -> str:
     """A tree for the user."""
     return "the model's own" if tree is None else "none, plain decoding" if tree == PLAIN else f"tree {tree.name}"
 
 
-def of(temperature: float | None) -> str:
+def temperature_text(temperature: float | None) -> str:
     """A temperature for the user."""
     return "the default" if temperature is None else f"{temperature:g}"

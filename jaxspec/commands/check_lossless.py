@@ -105,7 +105,7 @@ def compare_all(
     from jaxspec.commands.workbench import count_equal, run
 
     comparisons = []
-    settings = [(tree, batch) for batch in batches for tree in (PLAIN, *trees) if (tree, batch) != (PLAIN, 1)]
+    settings = [(shape, batch) for batch in batches for shape in (PLAIN, *trees) if (shape, batch) != (PLAIN, 1)]
     with tqdm(total=(len(settings) + 1) * len(ways), desc="comparing", unit="run") as bar:
         bar.set_postfix_str("plain, batch 1")
         reference = bench.engine(PLAIN, 1, context_length)
@@ -114,17 +114,17 @@ def compare_all(
             likeliest = [replace(each, logprobs=None if each.temperature else MAX_LOGPROBS) for each in params]
             expected[sampling] = run(reference, prompts, likeliest)
             bar.update()
-        for tree, batch in settings:
-            engine = bench.engine(tree, batch, context_length)
+        for shape, batch in settings:
+            engine = bench.engine(shape, batch, context_length)
             for sampling, params in ways.items():
-                bar.set_postfix_str(f"{tree.name}, batch {batch}, {sampling}")
+                bar.set_postfix_str(f"{shape.name}, batch {batch}, {sampling}")
                 found, right = run(engine, prompts, params), expected[sampling]
                 parted = [
                     explain(each, right.outputs[each.prompt], reference.tokenizer)
                     for each in differences(right.tokens, found.tokens)[:SHOWN_DIFFERENCES]
                 ]
                 equal = count_equal(right.tokens, found.tokens)
-                comparisons.append(Comparison(tree.name, batch, sampling, equal, len(prompts), found.accept_length, parted))
+                comparisons.append(Comparison(shape.name, batch, sampling, equal, len(prompts), found.accept_length, parted))
                 bar.update()
     return comparisons
 

@@ -71,7 +71,7 @@ def show(found: Mapping[str, Any]) -> str:
     """The report as text, section by section."""
     sections = []
     for title, content in found.items():
-        lines = content if isinstance(content, Mapping) else {f"{number}": line for number, line in enumerate(content)}
+        lines = content if isinstance(content, Mapping) else {f"{place}": line for place, line in enumerate(content)}
         shown = {f"  {plain_name(name)}": as_text(name, value) for name, value in lines.items()}
         sections.append(f"{title.replace('_', ' ')}:\n{listing(shown) if shown else '  none'}")
     return "\n\n".join(sections)

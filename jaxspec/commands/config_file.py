@@ -84,7 +84,7 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
         if str(value).lower() == "true":
             yield name
     elif isinstance(value, dict) and (name in JSON_FLAGS or (action.dest == "ignored" and action.nargs is None)):
-        yield f"{name}={json.dumps({key: _as_json(entry) for key, entry in value.items()})}"
+        yield f"{name}={json.dumps({inner: _as_json(entry) for inner, entry in value.items()})}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
     elif isinstance(value, str) and value:

@@ -145,7 +145,7 @@ def sampling_defaults(directory: Path, name: str = "") -> dict[str, Any]:
     """
     path = directory / "generation_config.json"
     written = read_object(path) if path.is_file() else SMOLLM2_SAMPLING if name == SMOLLM2 else {}
-    found = {name: written[name] for name in RECOMMENDED if written.get(name) is not None}
+    found = {field: written[field] for field in RECOMMENDED if written.get(field) is not None}
     if isinstance(temperature := found.get("temperature"), float) and 0 < temperature < LEAST_TEMPERATURE:
         found["temperature"] = 0.0  # some files mean greedy by 1e-6
     try:
@@ -153,7 +153,7 @@ def sampling_defaults(directory: Path, name: str = "") -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}; --sampling-defaults openai ignores it") from None
     if found:
-        listed = ", ".join(f"{name}={value}" for name, value in found.items())
+        listed = ", ".join(f"{field}={value}" for field, value in found.items())
         logger.info("OpenAI's endpoints use the model's own %s (--sampling-defaults openai turns this off)", listed)
     return found
 

@@ -149,8 +149,8 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         return pair(read_target(path, bits), smaller, dtype, options.tp, **caches)
 
     enough = (tp for tp in POWERS if is_enough(pair(target, head, dtype, tp, **caches)))
-    whole = quantization == (None, None) and models.target.weights == models.target.dense and not is_enough(models)
-    fewer_bits = (bits for bits in FEWER_BITS if whole and is_enough(stored(bits)))
+    may_shrink = quantization == (None, None) and models.target.weights == models.target.dense and not is_enough(models)
+    fewer_bits = (bits for bits in FEWER_BITS if may_shrink and is_enough(stored(bits)))
     of_both = tree.head_steps is not None  # its deeper levels are those of n-grams
     shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches, **kernels, ngram=of_both)
     return Plan(

@@ -103,9 +103,9 @@ def tokenize_routes(model: ServedModel, tokenizer_info: bool) -> APIRouter:
     """The endpoints over one model. `tokenizer_info`: whether /tokenizer_info exists."""
     router = APIRouter(tags=["tokenizer"])
     limiter = CapacityLimiter(THREADS)
-    wrong = failures(404, 415)
-    tokenizing: Any = {"responses": success(TokenizeResponse) | wrong, "openapi_extra": documented(TokenizeRequest)}
-    detokenizing: Any = {"responses": success(DetokenizeResponse) | wrong, "openapi_extra": documented(DetokenizeRequest)}
+    refused = failures(404, 415)
+    tokenizing: Any = {"responses": success(TokenizeResponse) | refused, "openapi_extra": documented(TokenizeRequest)}
+    detokenizing: Any = {"responses": success(DetokenizeResponse) | refused, "openapi_extra": documented(DetokenizeRequest)}
 
     @router.post("/tokenize", **tokenizing)
     @router.post("/v1/tokenize", **tokenizing)
