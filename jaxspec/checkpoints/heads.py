@@ -50,13 +50,7 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
             f"input_layernorm, MTP model.mtp_layers.0; found {', '.join(sorted(names)[:6])}, ..."
         )
     plan = quantised_plan(PLANS[algorithm](config, names, target), config, checkpoint.infos)
-    head = plan.config
-    for name, found, expected in (
-        ("target_hidden_size (or hidden_size)", head.target_hidden_size, target.hidden_size),
-        ("vocab_size", head.layer.vocab_size, target.vocab_size),
-    ):
-        if found != expected:
-            raise ValueError(f"the draft head does not fit the target: its {name} is {found}, the target's {expected}")
+    check_sizes(head := plan.config, target)
     if not head.own_embedding and head.layer.hidden_size != target.hidden_size:
         shape = (head.layer.vocab_size, head.layer.hidden_size)
         raise ValueError(
@@ -64,6 +58,16 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
             f"embedding, {target.hidden_size} wide, can't replace it"
         )
     return plan
+
+
+def check_sizes(head: HeadConfig, target: ModelConfig) -> None:
+    """Raises ValueError if the head is for a target of another hidden size or vocabulary."""
+    for name, found, expected in (
+        ("target_hidden_size (or hidden_size)", head.target_hidden_size, target.hidden_size),
+        ("vocab_size", head.layer.vocab_size, target.vocab_size),
+    ):
+        if found != expected:
+            raise ValueError(f"the draft head does not fit the target: its {name} is {found}, the target's {expected}")
 
 
 def attach_head(

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
 from jaxspec.checkpoints.draft_models import is_draft_model, refuse_token_map
-from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
+from jaxspec.checkpoints.heads import PLANS, check_sizes, head_plan, usable_token_map
 from jaxspec.checkpoints.hub import is_whole
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tensors
@@ -120,12 +120,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
             algorithm = algorithm_of(names) or "EAGLE"
             plan = quantised_plan(PLANS[algorithm](config, names, target), config, {})
             head = planned(plan, None, Storing.DENSE, quantization).config
-        found = (head.target_hidden_size, head.layer.vocab_size)
-        if found != (target.hidden_size, target.vocab_size):
-            raise ValueError(
-                f"the draft head is for a target of hidden size {found[0]} and vocabulary {found[1]}, "
-                f"not {target.hidden_size} and {target.vocab_size}"
-            )
+        check_sizes(head, target)
     hot_tokens = own_map if token_map is None else usable_token_map(head, token_map)
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
 

@@ -207,7 +207,7 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path):
     wide = eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}
     small = eagle_llama3().config | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96}
     for head, message in (
-        (wide, "hidden size 64 and vocabulary 128, not 32 and 128"),
+        (wide, r"target_hidden_size \(or hidden_size\) is 64, the target's 32"),
         (small, "the draft model's vocabulary has 96 tokens, the target's 128"),
     ):
         with pytest.raises(ValueError, match=message):
