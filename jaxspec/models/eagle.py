@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import Attention, DecoderLayer, LayerInputs, LayerOutput, RMSNorm
+from jaxspec.models.layers import Attention, LayerInputs, LayerOutput, RMSNorm
 from jaxspec.models.linear import Builder
 from jaxspec.typing import Array, Float
 
@@ -32,10 +30,7 @@ class Eagle(DraftHead):
         self.fc = builder.linear("fc", 2 * size, size, bias=self.config.fc_bias)
         self.self_attn = Attention(layer, size, builder.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, layer.rms_norm_eps, builder.dtype)
-        self.mlp = feed_forward_of(layer).module(layer, builder.inside("mlp"))
-        self.later_layers = nnx.List(
-            [DecoderLayer(layer, builder.inside("later_layers", index)) for index in range(layer.num_layers - 1)]
-        )
+        self.build_after_attention(builder)
 
     def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         x = self.fc(jnp.concatenate([embeddings, hidden], -1))

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import Attention, DecoderLayer, LayerInputs, LayerOutput, RMSNorm
+from jaxspec.models.layers import Attention, LayerInputs, LayerOutput, RMSNorm
 from jaxspec.models.linear import Builder
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float
@@ -65,10 +64,7 @@ class Eagle3(DraftHead):
         self.hidden_norm = RMSNorm(size, eps, dtype)
         self.self_attn = Attention(layer, 2 * size, builder.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = feed_forward_of(layer).module(layer, builder.inside("mlp"))
-        self.later_layers = nnx.List(
-            [DecoderLayer(layer, builder.inside("later_layers", index)) for index in range(layer.num_layers - 1)]
-        )
+        self.build_after_attention(builder)
         self.norm = RMSNorm(size, eps, dtype)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:

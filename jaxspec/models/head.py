@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, LayerInputs, LayerOutput, RMSNorm, layer_inputs
 from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, look_up
 from jaxspec.models.llama import Llama
@@ -114,6 +115,13 @@ class DraftHead(Head):
 
     later_layers: Sequence[DecoderLayer] = ()
     """Ordinary decoder layers after the first."""
+
+    def build_after_attention(self, builder: Builder) -> None:
+        """Adds the first layer's feed-forward, and the later layers."""
+        layer = self.config.layer
+        self.mlp = feed_forward_of(layer).module(layer, builder.inside("mlp"))
+        later = (DecoderLayer(layer, builder.inside("later_layers", index)) for index in range(layer.num_layers - 1))
+        self.later_layers = nnx.List(later)
 
     def __call__(
         self,
