@@ -7,10 +7,9 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from queue import SimpleQueue
 
-from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
+from jaxspec.commands.common import load_arguments
 from jaxspec.commands.serve_loading import sampling_defaults
-from jaxspec.commands.serve_options import set_by
 from jaxspec.config import PLAIN, TreeShape, names_of
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.output import traced_tokens
@@ -45,11 +44,8 @@ class EngineSource:
         """From the options of the command line. `shape`: of the engine's tree. Raises also what `load_models` does."""
         say(f"loading {options.model_path} ...")
         started = time.perf_counter()
-        names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization")
-        passed = {name: vars(options)[name] for name in names} | set_by(options, "engine")
-        passed["token_map"] = options.speculative_token_map
-        passed |= {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
-        models = load_models(options.model_path, options.speculative_draft_model_path, shape, **passed)
+        engine = {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
+        models = load_models(tree=shape, **load_arguments(options) | engine)
         say(f"loaded in {time.perf_counter() - started:.1f} s")
         return cls(models, say)
 

@@ -1,5 +1,6 @@
-"""Helpers of the commands: errors in one line, tables, JSON, and prompts. Importing this loads no JAX."""
+"""Helpers of the commands: errors in one line, options as arguments, tables, JSON, and prompts. Importing this loads no JAX."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxspec.commands.options import Parser, whole
+from jaxspec.checkpoints.hub import HubOptions
+from jaxspec.commands.options import OPTIONS, Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ FORMATS = (
     + ", or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
 )
 """What --prompts takes."""
+CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
+"""Options that set a field to something made of their value."""
 
 
 def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] = str) -> int:
@@ -50,6 +54,25 @@ def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] =
         except KeyboardInterrupt:
             print(f"{prog}: interrupted", file=sys.stderr)
             return 130
+
+
+def fields_given(options: argparse.Namespace, owner: str) -> dict[str, Any]:
+    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's. A command
+    may have some of the options only."""
+    found: dict[str, Any] = {}
+    for option in OPTIONS.values():
+        if option.sets.startswith(f"{owner}.") and option.dest not in CONVERTED:
+            given = vars(options).get(option.dest)
+            value = given if option.switch is None else option.switch if given else None
+            found |= {} if value is None else {option.field.name: value}
+    return found
+
+
+def load_arguments(given: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_model_options`, and those of the engine that the command has, as arguments of `load_models`."""
+    names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization")
+    named = {"model": given.model_path, "draft": given.speculative_draft_model_path, "token_map": given.speculative_token_map}
+    return named | {name: vars(given)[name] for name in names} | fields_given(given, "engine")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

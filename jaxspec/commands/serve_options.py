@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.checkpoints.hub import HubOptions
+from jaxspec.commands.common import CONVERTED, fields_given
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import TEXT_NAMES, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
@@ -60,11 +61,10 @@ _SAYING_THE_SAME = (
     (("speculative_algorithm",), ("speculative_config",)),
 )
 """Options of the command line, and what does not count in a config file beside them."""
-_CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
 _SAME_VALUE = {
     option.dest: option.field.name
     for option in OPTIONS.values()
-    if option.sets.startswith("engine.") and option.switch is None and option.dest not in _CONVERTED
+    if option.sets.startswith("engine.") and option.switch is None and option.dest not in CONVERTED
 }
 """Options whose value is that of a field of EngineConfig."""
 _UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "config", "help", "model_dir")
@@ -200,7 +200,7 @@ def parse_arguments(
     shown |= {name: "***" for name, key in keys.items() if key is not None}
     shown["tree"] = options.tree and options.tree.name
     in_use = {name: value for name, value in shown.items() if name not in _UNSHOWN}
-    settings = ServerSettings(**set_by(options, "server") | keys, shown=in_use)
+    settings = ServerSettings(**fields_given(options, "server") | keys, shown=in_use)
     return ServerArguments(
         prog=prog,
         model=options.model_path,
@@ -334,22 +334,10 @@ def _trees(flag: str, text: str | None) -> tuple[TreeShape, ...] | None:
         raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4": {error}') from None
 
 
-def set_by(options: argparse.Namespace, owner: str) -> dict[str, Any]:
-    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's. A command
-    may have some of the options only."""
-    found: dict[str, Any] = {}
-    for option in OPTIONS.values():
-        if option.sets.startswith(f"{owner}.") and option.dest not in _CONVERTED:
-            given = vars(options).get(option.dest)
-            value = given if option.switch is None else option.switch if given else None
-            found |= {} if value is None else {option.field.name: value}
-    return found
-
-
 def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of EngineConfig, as far as they were given or the server's default differs."""
     # Servers of one model must not repeat each other's samples, nor one its own after a restart.
-    fields = {"random_seed": None, **set_by(options, "engine")}
+    fields = {"random_seed": None, **fields_given(options, "engine")}
     if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
         fields["adaptive_trees"] = trees
     if options.max_total_tokens is not None:

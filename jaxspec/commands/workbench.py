@@ -11,9 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.common import Chat, PromptSet, Turns
-from jaxspec.commands.serve_options import set_by
+from jaxspec.commands.common import Chat, PromptSet, Turns, load_arguments
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
@@ -37,10 +35,7 @@ class Workbench:
     @classmethod
     def of(cls, given: Namespace, **options) -> "Workbench":
         """From the options of `add_model_options`, and those of the engine that the command has."""
-        model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
-        names = (*HubOptions._fields, "quantization", "speculative_draft_model_quantization")
-        passed = {name: vars(given)[name] for name in names}
-        return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **set_by(given, "engine"), **options)
+        return cls(**load_arguments(given), **options)
 
     def check_drafts(self) -> None:
         """Raises ValueError if the model has neither a head nor n-grams."""

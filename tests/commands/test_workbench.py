@@ -123,7 +123,7 @@ def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(
 
 @pytest.mark.parametrize("command", ["generate x", "chat smollm2", "check-draft", "check-lossless"])
 def test_every_command_that_runs_a_model_takes_n_grams_and_an_8_bit_cache(monkeypatch, command: str, capsys):
-    def load(_model: Path, draft: str, *_: object, **options) -> None:
+    def load(model: object, draft: str, **options) -> None:
         raise ValueError(f"{draft} {options['ngram']} {options['kv_cache_dtype']}")
 
     for loading in (workbench, chat_engine):
