@@ -65,6 +65,11 @@ class LoadedModels:
         LLM."""
         return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that a prompt and its output may have together in the engine: not more than its cache holds."""
+        return min(self.engine.context_length, self.engine.stats().total_tokens)
+
 
 def load_models(
     model: str | Path | None = None,

@@ -181,10 +181,10 @@ def make_app(loaded: Loaded, arguments: ServerArguments) -> "Application":
 
     models = loaded.models
     name, *other_names = arguments.served_model_names or (models.name,)
-    config, stats, programs = models.engine.config, models.engine.stats(), models.engine.runner.programs
+    config, programs = models.engine.config, models.engine.runner.programs
     model = ServedModel(
         name,
-        min(models.engine.context_length, stats.total_pages * stats.page_size),
+        models.longest,
         models.engine.tree,
         models.tokenizer,
         loaded.chat_template,

@@ -115,7 +115,7 @@ def registration(loaded: Loaded, arguments: ServerArguments) -> EngineConfig:
     config, stats = models.engine.config, models.engine.stats()
     name, *others = arguments.served_model_names or (models.name,)
     sizes = LlmRegistration(
-        context_length=min(models.engine.context_length, stats.total_pages * stats.page_size),
+        context_length=models.longest,
         kv_cache_block_size=stats.page_size,
         total_kv_blocks=stats.total_pages,
         max_num_seqs=config.max_running_requests,

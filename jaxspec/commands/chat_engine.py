@@ -55,9 +55,8 @@ class EngineSource:
         self._say(f"compiling for {names_of(models.trees)}: up to minutes at the first time, then seconds ...")
         engine = models.engine
         seconds = engine.warm_up(progress=sys.stderr.isatty())
-        stats = engine.stats()
         self._tree, self._trees = tree, (*models.trees, PLAIN)
-        self._room = min(engine.context_length, stats.total_pages * stats.page_size)
+        self._room = models.longest
         self._thread = EngineThread(engine)
         self._say(f"ready after {seconds:.1f} s")
 

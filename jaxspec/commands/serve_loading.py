@@ -75,13 +75,13 @@ def warnings_in_log() -> Iterator[None]:
 
 def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
-    engine, stats = models.engine, models.engine.stats()
+    engine = models.engine
     tree = f"{models.algorithm} draft tree {engine.tree}" if engine.tree.num_steps else "plain decoding"
     if engine.tree == PLAIN and engine.config.adaptive:
         tree = f"{models.algorithm} drafts, the fastest of {names_of(models.trees)} (--speculative-algorithm NONE turns them off)"
     logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
-    if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
-        logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
+    if models.longest < engine.context_length:
+        logger.warning("the cache holds less than the context length: requests may have up to %d tokens", models.longest)
     if jax.default_backend() == "cpu" and arguments.dtype in ("bfloat16", "float16"):
         logger.warning("--dtype %s works on a CPU, but auto is faster there, and more exact", arguments.dtype)
     if jax.default_backend() == "gpu" and (driver := driver_version()) and not makes_graphs(driver):
@@ -190,7 +190,7 @@ def memory_table(models: LoadedModels) -> str:
     rows = [
         ("target weights", runner.placement.nbytes(runner.params["target"]), each),
         ("head weights", runner.placement.nbytes(runner.params["draft"]), each),
-        ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages{lazily}"),
+        ("cache", runner.cache_bytes, f"{stats.total_tokens} tokens in {stats.total_pages} pages{lazily}"),
         ("requests", runner.placement.nbytes(runner.programs.state) - runner.cache_bytes, f"{most} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])

@@ -179,6 +179,16 @@ class EngineStats:
         """Used pages divided by all pages: 1.0 is full."""
         return self.used_pages / max(1, self.total_pages)
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.total_pages * self.page_size
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens for which pages are used; the last page of a text counts in full."""
+        return self.used_pages * self.page_size
+
 
 class EngineMetric(NamedTuple):
     """One number of EngineStats at /metrics, or one per value of a label. A counter if the name ends in _total, else a gauge."""

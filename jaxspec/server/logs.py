@@ -58,7 +58,7 @@ def decode_line(now: EngineStats, gauges: EngineStats, before: EngineStats, seco
     done = now.since(before)
     throughput = done.generated_tokens / seconds if seconds > 0 else 0.0
     return (
-        f"Decode batch, #running-req: {gauges.running}, #token: {gauges.used_pages * gauges.page_size}, "
+        f"Decode batch, #running-req: {gauges.running}, #token: {gauges.used_tokens}, "
         f"token usage: {gauges.cache_usage:.2f}, accept len: {done.accept_length or 0.0:.2f}, "
         f"gen throughput (token/s): {throughput:.2f}, #queue-req: {gauges.waiting}"
     )

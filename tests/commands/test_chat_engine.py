@@ -32,8 +32,6 @@ def started(model: TinyModel, said: list[str]) -> EngineSource:
 class WarmEngine(FakeEngine):
     """Has nothing to compile."""
 
-    context_length = 64
-
     def warm_up(self, *, progress: bool) -> float:
         return 0.0
 
@@ -47,6 +45,7 @@ class FakeModels:
     name: str = "fake"
     directory: Path = Path()
     algorithm: str = "EAGLE"
+    longest: int = 64
     tokenizer: Any = field(default_factory=byte_tokenizer)
 
     engines: list[WarmEngine] = field(default_factory=list)

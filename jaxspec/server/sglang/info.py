@@ -231,7 +231,7 @@ def info_routes(
             dp_rank=0,
             num_reqs=stats.running + stats.waiting,
             num_waiting_reqs=stats.waiting,
-            num_tokens=stats.used_pages * stats.page_size,
+            num_tokens=stats.used_tokens,
         )
         return json_response([load])
 
@@ -293,7 +293,7 @@ def describe_server(
         "speculative_num_draft_tokens": tree.num_draft_tokens,
         "programs": model.programs()._asdict(),
         "context_length": model.context_length,
-        "max_total_num_tokens": stats.total_pages * stats.page_size,
+        "max_total_num_tokens": stats.total_tokens,
         "max_req_input_len": model.context_length - 1,
         "page_size": stats.page_size,
         "step_time_dict": steps.by_batch,
@@ -312,8 +312,8 @@ def describe_load(stats: EngineStats) -> LoadsResponse:
         num_running_reqs=stats.running,
         num_waiting_reqs=stats.waiting,
         num_total_reqs=requests,
-        num_used_tokens=stats.used_pages * stats.page_size,
-        max_total_num_tokens=stats.total_pages * stats.page_size,
+        num_used_tokens=stats.used_tokens,
+        max_total_num_tokens=stats.total_tokens,
         token_usage=usage,
         gen_throughput=throughput,
         cache_hit_rate=round(stats.cache_hit_rate, 4),
