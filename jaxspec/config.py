@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from jaxspec.checks import checked, is_int, refuse_unsupported, require_least, require_one_of, require_size
+from jaxspec.checks import is_int, require_least, require_one_of
+from jaxspec.config_json import checked, refuse_unsupported, require_size
 from jaxspec.rope_config import RopeConfig
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checks import MAX_REASON, MODEL, checked, short
+from jaxspec.checks import MAX_REASON, short
+from jaxspec.config_json import MODEL, checked
 
 TEMPLATES = "additional_chat_templates"
 """The folder of a model directory that transformers reads more templates from."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from jaxspec.checkpoints.json_files import INDEXES, weight_map
-from jaxspec.checks import require_size
+from jaxspec.config_json import require_size
 
 MANIFEST = "jaxspec.json"
 """The file of a converted checkpoint (converted.py)."""

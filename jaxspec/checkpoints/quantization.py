@@ -15,7 +15,8 @@ from jaxspec.checkpoints.checkpoint import Needed
 from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, TensorPlan
 from jaxspec.checkpoints.schemes import ALL, Awq, EightBits, FourBits, Gptq, PackedRows, Scheme, dequantised
 from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
-from jaxspec.checks import SIZE, Fields, Flag, ListOf, OneOrList, Text, Whole, short
+from jaxspec.checks import Fields, Flag, ListOf, OneOrList, Text, Whole, short
+from jaxspec.config_json import SIZE
 from pallas_kernels.quantized import BLOCK, Numbers, QuantizedAs
 
 logger = logging.getLogger(__name__)

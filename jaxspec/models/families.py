@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from jaxspec.checks import checked, require, short
+from jaxspec.checks import short
 from jaxspec.config import ModelConfig
+from jaxspec.config_json import checked, require
 
 
 class Family(NamedTuple):
