@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.commands.collect_env import cores
-from jaxspec.commands.common import PromptSet, add_prompt_options, load_prompts, run_guarded
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import PromptSet, add_prompt_options, in_flags, load_prompts, run_guarded
 from jaxspec.commands.options import Parser, add_model_options, whole
 from jaxspec.sampling_params import SamplingParams
 

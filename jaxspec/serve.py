@@ -18,7 +18,7 @@ from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.cli import exit_on_signals, interruptible
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import in_flags
 from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig

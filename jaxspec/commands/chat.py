@@ -10,8 +10,7 @@ from pathlib import Path
 from jaxspec.commands.chat_loop import ChatLoop, Wishes
 from jaxspec.commands.chat_screen import Screen
 from jaxspec.commands.chat_server import KEY, ServerSource
-from jaxspec.commands.common import run_guarded
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import in_flags, run_guarded
 from jaxspec.commands.options import ENGINE, OPTIONS, TREE, Parser, add_model_options, add_tree_options, chosen_tree, whole
 from jaxspec.defaults import SMOLLM2, SMOLLM2_INSTALL, check_name, smollm2_file
 from jaxspec.sampling_params import declaration

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from jaxspec.checks import short
-from jaxspec.commands.common import add_prompt_options, listing, run_guarded, table
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import add_prompt_options, in_flags, listing, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree
 from jaxspec.config import PLAIN
 from jaxspec.defaults import NGRAM

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from jaxspec.commands.common import add_prompt_options, run_guarded, table
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import add_prompt_options, in_flags, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, tree, whole
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams

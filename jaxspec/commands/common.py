@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.options import OPTIONS, Parser, whole
+from jaxspec.commands.options import FLAG_OF, OPTIONS, Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ FORMATS = (
 """What --prompts takes."""
 CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
 """Options that set a field to something made of their value."""
+CODE_OF_PLAIN = "TreeShape(num_steps=0)"
+"""How messages call the tree of plain decoding."""
+ARGUMENT = re.compile(r"(give |leave out )?(?<![\w/.-])([a-z]+(?:_[a-z]+)*)(?![\w/-]|\.\w)(=True)?")
+"""An argument's name, perhaps; no part of a path or of another name."""
 
 
 def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] = str) -> int:
@@ -54,6 +59,22 @@ def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] =
         except KeyboardInterrupt:
             print(f"{prog}: interrupted", file=sys.stderr)
             return 130
+
+
+def in_flags(message: str) -> str:
+    """A message with flags in place of LLM's arguments; TreeShape's names stay, as they end their flags' names.
+
+    In:  "prefill_chunk must be at least 1, got 0: give ngram=True"
+    Out: "--chunked-prefill-size must be at least 1, got 0: give --speculative-ngram"
+    """
+    flags = FLAG_OF | {"draft": OPTIONS["speculative_draft_model_path"].flag, "token_map": OPTIONS["speculative_token_map"].flag}
+
+    def flag(found: re.Match[str]) -> str:
+        verb, name, value = found.groups("")
+        is_name = verb or value or "_" in name  # else it may be an ordinary word
+        return verb + flags[name] if name in flags and is_name else found[0]
+
+    return re.sub(ARGUMENT, flag, message.replace(CODE_OF_PLAIN, "--tree plain"))
 
 
 def fields_given(options: argparse.Namespace, owner: str) -> dict[str, Any]:

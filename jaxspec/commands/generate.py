@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.commands.common import run_guarded
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import in_flags, run_guarded
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.defaults import check_name
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens

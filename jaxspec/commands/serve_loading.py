@@ -13,7 +13,7 @@ import jax
 
 from jaxspec.checkpoints.draft_models import draft_kind
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, names_of
 from jaxspec.decoding.programs import Program

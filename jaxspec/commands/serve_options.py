@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.common import CONVERTED, fields_given
+from jaxspec.commands.common import CONVERTED, fields_given, in_flags
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import TEXT_NAMES, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
-from jaxspec.commands.flags import in_flags
 from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree
 from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import FROM_TEXT, NGRAM, SMOLLM2

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import serve_loading as loading
-from jaxspec.commands.flags import in_flags
+from jaxspec.commands.common import in_flags
 from jaxspec.commands.serve_loading import (
     MAX_TEMPLATE_BYTES,
     compile_programs,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.commands.common import in_flags
 from jaxspec.commands.compat import IGNORED
 from jaxspec.commands.config_file import MAX_BYTES
-from jaxspec.commands.flags import in_flags
 from jaxspec.commands.options import FLAG_OF, OPTIONS
 from jaxspec.commands.serve_options import ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, TreeShape
