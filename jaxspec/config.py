@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.checks import is_int, require_least, require_one_of
 from jaxspec.config_json import checked, refuse_unsupported, require_size
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 
 if TYPE_CHECKING:
     from jaxspec.models.feed_forward import FeedForward

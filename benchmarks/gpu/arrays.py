@@ -11,8 +11,8 @@ from jaxspec.config import EngineConfig
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, admit
 from jaxspec.engine.device_state import new_state
-from jaxspec.models.rope import inverse_frequencies
 from jaxspec.placement import Placement
+from jaxspec.rope import inverse_frequencies
 from jaxspec.sampling_params import SamplingParams
 from pallas_kernels.fp8 import Scales, encode
 from pallas_kernels.quantized import QuantizedAs

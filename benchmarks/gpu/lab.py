@@ -22,7 +22,7 @@ from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.placement import Placement
 from jaxspec.planner.estimate import Pair, pair
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 
 MOST_CALLS = 16
 """The most cycles per sample: the context grows meanwhile."""

@@ -38,7 +38,7 @@ from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model, build_model, layer_config
 from jaxspec.placement import ONE_DEVICE, Placement
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 from pallas_kernels.quantized import QuantizedAs
 
 MAX_IDS = 2**24

@@ -12,7 +12,7 @@ from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 
 DIALECTS = ("safeailab", "sglang", "speculators", "mimo", "z-lab", "deepspec")
 OWN_DIALECTS = {"EAGLE": "safeailab", "EAGLE3": "safeailab", "MTP": "mimo", "DFLASH": "z-lab", "DSPARK": "deepspec"}

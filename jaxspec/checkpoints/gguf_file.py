@@ -20,8 +20,7 @@ from jaxspec.cache_directory import cache_directory
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
 from jaxspec.checkpoints.sentence_pieces import CONTROL, Pieces, add_tokens
-from jaxspec.models.rope import inverse_frequencies
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig, inverse_frequencies
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxspec.config import FP8, ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.linear import Builder, only_rows
-from jaxspec.models.rope import inverse_frequencies
+from jaxspec.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product, value

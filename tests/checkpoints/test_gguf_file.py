@@ -25,8 +25,7 @@ from jaxspec.checkpoints.sentence_pieces import Pieces
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import ModelConfig
 from jaxspec.models.registry import LoadedTarget
-from jaxspec.models.rope import inverse_frequencies
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig, inverse_frequencies
 from jaxspec.testing import tiny_target, write_target
 from jaxspec.text.tokenizer import load_tokenizer
 from tests.checkpoints.test_sentence_pieces import merged_one_by_one, pieces

@@ -17,7 +17,7 @@ from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_t
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import (
     HIDDEN,

@@ -17,7 +17,7 @@ from jaxspec.checkpoints.layout import CACHE_SCALES
 from jaxspec.checkpoints.loading import head_kind, load_target
 from jaxspec.config import ModelConfig
 from jaxspec.models.families import target_config
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
 from tests.reference import FIXTURES, TARGET
 

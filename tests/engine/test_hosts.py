@@ -32,7 +32,7 @@ from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
 from jaxspec.engine.relay import relay
 from jaxspec.models.registry import LoadedTarget
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig
 from jaxspec.testing import engine_target, tiny_engine
 from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group
 from tests.engine.group_process import KEY, Stub

@@ -12,8 +12,7 @@ from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import NO_TOKEN
 from jaxspec.models.llama import Llama
-from jaxspec.models.rope import inverse_frequencies
-from jaxspec.rope_config import RopeConfig
+from jaxspec.rope import RopeConfig, inverse_frequencies
 from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
 from pallas_kernels.cpu import what_is_missing
