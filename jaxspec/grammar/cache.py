@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from jaxspec.child_process import ChildProcess
-from jaxspec.grammar import compiling
+from jaxspec.grammar import trial
 from jaxspec.grammar.compiling import VocabularySource, compiled
 from jaxspec.grammar.matcher import Bans, Grammar, Matcher
 from jaxspec.grammar.trees import Masker
@@ -121,7 +121,7 @@ class Grammars:
             if constraint in self._kept:
                 self._kept.move_to_end(constraint)
         try:
-            grammar = grammar or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
+            grammar = grammar or self._keep(constraint, trial.LEAST_BYTES + len(constraint[1]))
             return Matcher(grammar, self.vocabulary, bans)
         except ValueError as error:
             raise ValueError(f"{constraint[0]} {error}") from None
@@ -151,7 +151,7 @@ class Grammars:
         try:
             if self._process is None or not self._process.is_alive:
                 self._end_process()
-                self._process = ChildProcess(compiling.__file__)
+                self._process = ChildProcess(trial.__file__)
                 self._process.ask({"vocabulary": source._asdict()}, START_SECONDS, MAX_REPLY)
             reply = self._process.ask(dict(zip(("kind", "text"), constraint, strict=True)), TRIAL_SECONDS, MAX_REPLY)
         except (TimeoutError, ConnectionError) as error:

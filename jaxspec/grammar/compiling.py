@@ -1,38 +1,20 @@
-"""Compiling grammars with llguidance, within limits. What has not been compiled before is tried first in a process that can be
-killed, which executes this same file: a hostile schema may take any time or memory, or overflow the stack.
-
-The file imports little of jaxspec, so that the process starts fast. It reads one JSON object per line from its standard input, a
-socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply is {"bytes"}, what the grammar takes of memory, or
-{"error"}.
-"""
+"""Compiling grammars with llguidance, within limits. Imports little of jaxspec, so that the process of trial.py starts fast."""
 
 import json
-import os
 import re
-import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import llguidance
 
-from jaxspec.child_process import answer
 from jaxspec.grammar.ebnf import as_lark
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """A state takes 1 to 2 kB. The other limits are llguidance's own: a mask takes 20 ms at most."""
 WHITESPACE = r"(?:\x20|\x0A[\x20\x09]{0,20})"
 """Between the tokens of JSON: a space, or a line break with indentation. A model can't fill its budget with spaces."""
-MAX_MEMORY = 2**30
-"""Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
-MAX_STACK = 2**20
-"""Bytes; the server's threads, which compile what was tried, have at least twice as many, however large its own stack may get."""
-STATM = "/proc/self/statm"
-MAX_REASON = 190
-"""Characters of an error, which may repeat parts of the grammar."""
 MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
-LEAST_BYTES = 2**18  # what a grammar counts at least: with use it grows (1,007 hostile ones took 254 kB each, 28 November 2026)
 UNFORCED = '%llguidance {"no_forcing": true}'
 """A line of Lark. Without it llguidance reads ahead all that a grammar forces, for every mask, and never stops where a lexeme can
 only repeat itself: in `/a*/ "ab"` behind "aa". With it no tokens are known to be forced."""
@@ -348,46 +330,3 @@ def _field(form: Any, name: str, place: str, kind: type) -> Any:
 
 
 _string, _object, _listed = (partial(_field, kind=kind) for kind in (str, dict, list))
-
-
-# Everything below runs in the process.
-
-
-class GrammarTrial:
-    """Compiles what it is sent, to see whether it can be."""
-
-    def __init__(self) -> None:
-        self._vocabulary: llguidance.LLTokenizer | None = None
-
-    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if "vocabulary" in request:
-            self._vocabulary = VocabularySource(**request["vocabulary"]).load()
-            return {"bytes": 0}
-        assert self._vocabulary is not None
-        before = _used_bytes()
-        try:
-            matcher = compiled(self._vocabulary, request["kind"], request["text"])
-            return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
-        except (ValueError, RecursionError) as error:
-            reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
-            half = MAX_REASON // 2  # the place is at the end
-            return {"error": reason if len(reason) <= MAX_REASON else f"{reason[:half]} ... {reason[-half:]}"}
-
-
-def _used_bytes() -> int:
-    """Memory of this process; without /proc, as on macOS, the most that it had."""
-    try:
-        with open(STATM) as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def main() -> None:
-    trial = GrammarTrial()
-    limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_STACK: MAX_STACK, resource.RLIMIT_CORE: 0}
-    answer(lambda line: json.dumps(trial.reply(json.loads(line))).encode(), limits)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxspec.grammar import cache, compiling
+from jaxspec.grammar import cache, compiling, trial
 from jaxspec.grammar.cache import Grammars, GrammarsBusy
 from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
 from jaxspec.grammar.trees import TextTree, sources_of
@@ -38,14 +38,14 @@ def tokens_of(words: np.ndarray) -> list[int]:
     return [token for token in range(VOCABULARY) if holds(words, token)]
 
 
-@pytest.mark.parametrize("statm", [compiling.STATM, "/nowhere/statm"], ids=["Linux", "without /proc"])
+@pytest.mark.parametrize("statm", [trial.STATM, "/nowhere/statm"], ids=["Linux", "without /proc"])
 def test_a_schema_is_tried_and_measured_on_every_system(monkeypatch, statm):
-    monkeypatch.setattr(compiling, "STATM", statm)
-    assert 2**20 < compiling._used_bytes() < 2**36, "a Python process, in bytes"
-    trial = compiling.GrammarTrial()
-    trial.reply({"vocabulary": source_of(TinyTokenizer(), VOCABULARY, (END,))._asdict()})
-    reply = trial.reply({"kind": "json_schema", "text": json.dumps(SCHEMA)})
-    assert reply["bytes"] >= compiling.LEAST_BYTES and not reply["ended"]
+    monkeypatch.setattr(trial, "STATM", statm)
+    assert 2**20 < trial._used_bytes() < 2**36, "a Python process, in bytes"
+    trying = trial.GrammarTrial()
+    trying.reply({"vocabulary": source_of(TinyTokenizer(), VOCABULARY, (END,))._asdict()})
+    reply = trying.reply({"kind": "json_schema", "text": json.dumps(SCHEMA)})
+    assert reply["bytes"] >= trial.LEAST_BYTES and not reply["ended"]
 
 
 def test_sets_of_tokens():
