@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.checkpoints.gguf_tensors import SUFFIX as GGUF
 from jaxspec.checkpoints.gguf_tensors import GgufTensors
-from jaxspec.checkpoints.json_files import INDEXES, check_files, weight_map
+from jaxspec.checkpoints.json_files import INDEXES, TENSOR_FILES, check_files, weight_map
 from jaxspec.checkpoints.tensor_files import SafetensorsFile, Tensor, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 from jaxspec.checks import short
@@ -136,7 +136,7 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
     """Names of the files to read, and the index's name -> file if there is one."""
     if path.is_file():
         if path.suffix not in FORMATS:
-            raise ValueError(f"{path} is not a tensor file: {', '.join(name for name in FORMATS if name != GGUF)} are supported")
+            raise ValueError(f"{path} is not a tensor file: {', '.join(TENSOR_FILES)} are supported")
         return [path.name], None
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: expected a local directory or file, or a name on the Hub such as org/model")
