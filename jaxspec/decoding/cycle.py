@@ -14,7 +14,7 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import advance, commit
 from jaxspec.decoding.drafter import Models, NoDrafter
 from jaxspec.decoding.extend import extend
-from jaxspec.decoding.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
+from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.decoding.state import Batch, Drafted, ProgramOutput, State, gather
 from jaxspec.decoding.tree import Candidates, Chain, Tree, rank
 from jaxspec.decoding.verify import Accepted, Verified, accept, report, verify
@@ -31,30 +31,21 @@ class Proposal(NamedTuple):
     """All that were ranked, for a host that ranks them again with others."""
 
 
-def cycle(
-    models: Models,
-    state: State,
-    rows: Int[Array, " b"],
-    page_table: Int[Array, "b p"],
-    *,
-    tree: TreeShape,
-    thresholds: Thresholds | None = None,
-) -> ProgramOutput:
+def cycle(models: Models, state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"], tree: TreeShape) -> ProgramOutput:
     """Advances the sequences in these state rows by 1 .. num_steps + 1 tokens each.
 
-    Before a cycle with a tree the drafter must not lag behind (extend.catch_up). `thresholds`: drafts that the target did not
-    choose may be accepted under these. None, the default: lossless.
+    Before a cycle with a tree the drafter must not lag behind (extend.catch_up).
     """
     batch = gather(state, rows, page_table)
-    proposal = propose(models, state, batch, tree, thresholds)
-    return settle(models, state, batch, proposal, tree.num_steps, thresholds)
+    proposal = propose(models, state, batch, tree)
+    return settle(models, state, batch, proposal, tree.num_steps)
 
 
-def propose(models: Models, state: State, batch: Batch, tree: TreeShape, thresholds: Thresholds | None = None) -> Proposal:
+def propose(models: Models, state: State, batch: Batch, tree: TreeShape) -> Proposal:
     """The best tree that the drafter knows below each root. It may look at the target's noise, unless thresholds are set: a
     threshold's drafts must not depend on it."""
     drafter = models.drafter if tree.num_steps else NoDrafter()
-    draft = drafter.propose(models.target, state, batch, tree, coupled=thresholds is None)
+    draft = drafter.propose(models.target, state, batch, tree, coupled=models.thresholds is None)
     ranked = rank(batch.sequences.root, draft.candidates, tree)
     return Proposal(ranked, draft.memo, draft.candidates)
 
@@ -65,12 +56,11 @@ def settle(
     batch: Batch,
     proposal: Proposal,
     num_steps: int,
-    thresholds: Thresholds | None = None,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> ProgramOutput:
     """Verifies the tree and moves the sequences on. `masks`: a bit for each token that may follow a node (verify.unpack)."""
     tree = proposal.tree
-    verified = verify(models, state, batch, tree, thresholds, masks)
+    verified = verify(models, state, batch, tree, masks)
     accepted = accept(tree, verified.target_tokens, batch, num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)

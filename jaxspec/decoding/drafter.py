@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, TreeShape
+from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge
 from jaxspec.models.llama import Llama
@@ -128,6 +129,8 @@ class Models(NamedTuple):
 
     target: Llama
     drafter: Drafter
+    thresholds: Thresholds | None = None
+    """Drafts that the target did not choose may be accepted under these. None: lossless."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from jaxspec.decoding.cycle import Proposal, cycle, propose, settle
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.extend import catch_up
 from jaxspec.decoding.prefill import Chunk, prefill
-from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import neutral_settings, settings_row
 from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather, mask
 from jaxspec.decoding.tree import tree_of
@@ -40,9 +39,8 @@ class Program(Protocol):
     def kind(self) -> Hashable:
         """What it does, apart from its size."""
 
-    def run(self, *arguments: Any, **options: Any) -> Any:
-        """The function to compile: run(models, state, *inputs, thresholds=...). Returns the new State, or a NamedTuple with
-        it as `state`."""
+    def run(self, models: Models, state: State, *inputs: Any) -> Any:
+        """The function to compile. Returns the new State, or a NamedTuple with it as `state`."""
 
     def inputs(self, state: State, output_of: Callable[["Program"], Any]) -> Inputs:
         """The shapes of its inputs. `state` is abstract; `output_of`: the shapes that another program returns."""
@@ -90,10 +88,8 @@ class TreeProgram(BatchProgram):
 class CycleProgram(TreeProgram):
     """One cycle."""
 
-    def run(
-        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
-    ) -> ProgramOutput:  # fmt: skip
-        return cycle(models, state, rows, page_table, tree=self.tree, thresholds=thresholds)
+    def run(self, models: Models, state: State, rows: Rows, page_table: PageTable) -> ProgramOutput:
+        return cycle(models, state, rows, page_table, self.tree)
 
     def __str__(self) -> str:
         return f"cycle {self.tree}, batch {self.batch}"
@@ -111,10 +107,8 @@ class Proposed(NamedTuple):
 class ProposeProgram(TreeProgram):
     """The first half of a cycle: the host reads what it proposes."""
 
-    def run(
-        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
-    ) -> Proposed:  # fmt: skip
-        return Proposed(state, propose(models, state, gather(state, rows, page_table), self.tree, thresholds))
+    def run(self, models: Models, state: State, rows: Rows, page_table: PageTable) -> Proposed:
+        return Proposed(state, propose(models, state, gather(state, rows, page_table), self.tree))
 
     def __str__(self) -> str:
         return f"propose {self.tree}, batch {self.batch}"
@@ -150,19 +144,10 @@ class SettleProgram(TreeProgram):
     def kind(self) -> Hashable:
         return type(self), self.tree, self.masked
 
-    def run(
-        self,
-        models: Models,
-        state: State,
-        rows: Rows,
-        page_table: PageTable,
-        settlement: Settlement,
-        *,
-        thresholds: Thresholds | None = None,
-    ) -> ProgramOutput:
+    def run(self, models: Models, state: State, rows: Rows, page_table: PageTable, settlement: Settlement) -> ProgramOutput:
         tokens, parents, memo, masks, sources = settlement
         nodes, batch = tree_of(tokens, parents, self.tree.num_steps, sources), gather(state, rows, page_table)
-        return settle(models, state, batch, Proposal(nodes, memo), self.tree.num_steps, thresholds, masks)
+        return settle(models, state, batch, Proposal(nodes, memo), self.tree.num_steps, masks)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))
@@ -177,9 +162,7 @@ class SettleProgram(TreeProgram):
 class CatchUpProgram(BatchProgram):
     """The drafter absorbs the tokens that it lags behind after plain cycles."""
 
-    def run(
-        self, models: Models, state: State, rows: Rows, page_table: PageTable, *, thresholds: Thresholds | None = None
-    ) -> State:  # fmt: skip
+    def run(self, models: Models, state: State, rows: Rows, page_table: PageTable) -> State:
         return catch_up(models, state, rows, page_table)
 
     def __str__(self) -> str:
@@ -204,7 +187,7 @@ class PrefillProgram:
     def kind(self) -> Hashable:
         return type(self), self.scores
 
-    def run(self, models: Models, state: State, chunk: Chunk, *, thresholds: Thresholds | None = None) -> ProgramOutput:
+    def run(self, models: Models, state: State, chunk: Chunk) -> ProgramOutput:
         return prefill(models, state, chunk, scores=self.scores)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
@@ -238,7 +221,7 @@ class RowProgram:
 class AdmitProgram(RowProgram):
     """Sets up the state row of one request."""
 
-    def run(self, models: Models, state: State, admission: Admission, *, thresholds: Thresholds | None = None) -> State:
+    def run(self, models: Models, state: State, admission: Admission) -> State:
         return admit(state, admission)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
@@ -258,10 +241,7 @@ class AdmitProgram(RowProgram):
 class MaskProgram(RowProgram):
     """Sets the mask of one row, or ends it."""
 
-    def run(
-        self, models: Models, state: State, rows: Rows, masks: UInt[Array, "b words"], masked: Bool[Array, " b"], *,
-        thresholds: Thresholds | None = None,
-    ) -> State:  # fmt: skip
+    def run(self, models: Models, state: State, rows: Rows, masks: UInt[Array, "b words"], masked: Bool[Array, " b"]) -> State:
         return mask(state, rows, masks, masked)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
@@ -277,9 +257,7 @@ class LendProgram(RowProgram):
 
     tokens: int
 
-    def run(
-        self, models: Models, state: State, rows: Rows, stretch: Int[Array, "b l"], *, thresholds: Thresholds | None = None
-    ) -> State:  # fmt: skip
+    def run(self, models: Models, state: State, rows: Rows, stretch: Int[Array, "b l"]) -> State:
         return state._replace(draft=models.drafter.lend(state.draft, rows, stretch))
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:

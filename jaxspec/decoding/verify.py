@@ -51,7 +51,6 @@ def verify(
     state: State,
     batch: Batch,
     tree: Tree,
-    thresholds: Thresholds | None = None,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
@@ -62,7 +61,7 @@ def verify(
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
     out = models.target(tree.tokens, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
-    chosen = choose_tokens(state, batch, tree, logits, thresholds, masks)
+    chosen = choose_tokens(state, batch, tree, logits, models.thresholds, masks)
     return Verified(chosen, logits, out.features, out.window)
 
 

@@ -44,13 +44,14 @@ class Merger:
     target: nnx.GraphDef
     drafter: Drafter
     """Without arrays."""
+    thresholds: Thresholds | None = None
 
     @classmethod
-    def of(cls, target: nnx.GraphDef, drafter: Drafter) -> "Merger":
-        return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)))
+    def of(cls, target: nnx.GraphDef, drafter: Drafter, thresholds: Thresholds | None = None) -> "Merger":
+        return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)), thresholds)
 
     def __call__(self, params: dict) -> Models:
-        return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]))
+        return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]), self.thresholds)
 
 
 def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:

@@ -24,7 +24,6 @@ from jaxspec.checks import reason_of
 from jaxspec.config import TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.programs import CycleProgram, Program
-from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import State
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
@@ -70,17 +69,16 @@ class Programs:
         merge: Callable[[dict], Models],
         params: dict,
         state: State,
-        thresholds: Thresholds | None = None,
         table: ProgramTable | None = None,
         placement: Placement = ONE_DEVICE,
         group: HostGroup = ALONE,
     ):
         """Of `params` and `state` only the shapes are kept. `table`: of which `ready` tells. `group`: processes that
         compile the same programs."""
-        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds, placement)
+        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), placement)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
-        self._merge, self._thresholds, self._placement = merge, thresholds, placement
+        self._merge, self._placement = merge, placement
         self._group, self._precision = group, jax.config.jax_default_matmul_precision
         """The precision: a context of the caller's, which threads that compile don't have."""
         self._params, self.state = jax.tree.map(abstract, (params, state))
@@ -305,7 +303,7 @@ class Programs:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
-        return program, self._merge, self._thresholds, self._placement, structure, shapes, repr(jax.config.values)
+        return program, self._merge, self._placement, structure, shapes, repr(jax.config.values)
 
     def digest(self, params: dict) -> str:
         """Of the models and options, and of the weights that are vectors, which every device has whole (the norms of two models of
@@ -313,7 +311,7 @@ class Programs:
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
         models, device = ADDRESS.sub("", repr(self._merge)), self._placement.device.device_kind
-        found = hashlib.sha256(repr((models, device, structure, shapes, self._thresholds)).encode())
+        found = hashlib.sha256(repr((models, device, structure, shapes)).encode())
         for array in jax.tree.leaves(params):
             if array.ndim == 1 and array.is_fully_replicated:
                 found.update(np.asarray(array.addressable_data(0)).tobytes())
@@ -337,7 +335,7 @@ class Programs:
 
     def _function(self, program: Program) -> Callable[..., Any]:
         def function(params: dict, state: State, *inputs: Any) -> Any:
-            return program.run(self._merge(params), state, *inputs, thresholds=self._thresholds)
+            return program.run(self._merge(params), state, *inputs)
 
         function.__name__ = type(program).__name__  # as profiles show it
         return self._placement.program(function, self._params)

@@ -117,7 +117,7 @@ class Runner:
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
         self.no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
-        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter)
+        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter, thresholds_of(config))
 
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))
@@ -131,7 +131,7 @@ class Runner:
 
         def programs_for(num_pages: int) -> Programs:
             state = placement.abstract(partial(state_of, num_pages))
-            programs = Programs(merge, self.params, state, thresholds_of(config), table, placement, group)
+            programs = Programs(merge, self.params, state, table, placement, group)
             if group is not ALONE:
                 group.pages(num_pages, programs.digest(self.params))
             return programs

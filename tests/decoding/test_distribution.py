@@ -84,7 +84,7 @@ def program(spec: TreeShape, thresholds: Thresholds | None):
     rows, table = jnp.arange(BATCH), jnp.arange(2 * BATCH).reshape(BATCH, 2)
 
     def merged(params) -> Models:
-        return models_of(target, head, params)
+        return models_of(target, head, params)._replace(thresholds=thresholds)
 
     @jax.jit
     def begin(params, state, admission):
@@ -92,7 +92,7 @@ def program(spec: TreeShape, thresholds: Thresholds | None):
 
     @jax.jit
     def go_on(params, state):
-        return cycle(merged(params), state, rows, table, tree=spec, thresholds=thresholds)
+        return cycle(merged(params), state, rows, table, tree=spec)
 
     def continuations(admission):
         params = target.params, head.params
