@@ -1,6 +1,7 @@
 """A launched program, and what the host reads of it."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
 
 class Launched(NamedTuple):
-    """A launched program. Row i of its report belongs to requests[i]."""
+    """A launched program. Row i of its report belongs to requests[i]. Its arrays are the device's until `on_host`."""
 
     requests: list[Request]
     """Those with a result in it."""
@@ -34,15 +35,43 @@ class Launched(NamedTuple):
     """None unless one of the requests asks for them; the same for the next two."""
     prompt_logprobs: Logprobs | None
     drafted: Drafted | None
-    unreported: list[Request]
-    """Requests with chunks that were launched before it, or in it, and have no result: if one of these failed, this result shows
-    it."""
     most_emitted: int
     """Tokens per request, at most; 0 if no chunk is its prompt's last."""
-    prunings: Mapping[int, Pruning]
+    unreported: Sequence[Request] = ()
+    """Requests with chunks that were launched before it, or in it, and have no result: if one of these failed, this result shows
+    it."""
+    prunings: Mapping[int, Pruning] = MappingProxyType({})
     """What grammars changed of the trees, by row; none of a row without a grammar."""
     drafts_count: bool = True
     """A draft could have been accepted: not under masks of roots."""
+
+    @classmethod
+    def of(
+        cls,
+        output: ProgramOutput,
+        requests: list[Request],
+        *,
+        tree: TreeShape | None = None,
+        chunks: Sequence[PrefillChunk] = (),
+    ) -> "Launched":
+        """Starts copying to the host the parts of the output that the requests ask for."""
+        logprobs, prompt_logprobs, drafted = None, None, None
+        for asked in [request.asked for request in requests]:
+            if asked.params.logprobs is not None:
+                logprobs = output.logprobs
+            if asked.params.prompt_logprobs is not None:
+                prompt_logprobs = output.prompt_logprobs
+            if asked.wants_trees:
+                drafted = output.drafted
+        for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
+            array.copy_to_host_async()
+        most_emitted = tree.num_steps + 1 if tree is not None else int(any(chunk.is_last for chunk in chunks))
+        return cls(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, most_emitted)
+
+    def on_host(self) -> "Launched":
+        """Waits for the program, and has NumPy arrays; the prompt's log probabilities stay where they are."""
+        report, logprobs, drafted = jax.tree.map(np.asarray, (self.report, self.logprobs, self.drafted))
+        return self._replace(report=report, logprobs=logprobs, drafted=drafted)
 
     @property
     def reports(self) -> bool:
@@ -50,43 +79,12 @@ class Launched(NamedTuple):
         return self.most_emitted > 0 or self.prompt_logprobs is not None
 
 
-def launched(
-    output: ProgramOutput,
-    requests: list[Request],
-    *,
-    tree: TreeShape | None = None,
-    chunks: Sequence[PrefillChunk] = (),
-) -> Launched:
-    """Starts copying to the host the parts of the output that the requests ask for."""
-    logprobs, prompt_logprobs, drafted = None, None, None
-    for asked in [request.asked for request in requests]:
-        if asked.params.logprobs is not None:
-            logprobs = output.logprobs
-        if asked.params.prompt_logprobs is not None:
-            prompt_logprobs = output.prompt_logprobs
-        if asked.wants_trees:
-            drafted = output.drafted
-    for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
-        array.copy_to_host_async()
-    most_emitted = tree.num_steps + 1 if tree is not None else int(any(chunk.is_last for chunk in chunks))
-    return Launched(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, [], most_emitted, {})
-
-
-def emitted(
-    requests: Sequence[Request],
-    report: np.ndarray,
-    logprobs: Logprobs | None,
-    drafted: Drafted | None,
-    prunings: Mapping[int, Pruning],
-    shape: TreeShape | None,
-    source_names: Sequence[str],
-) -> list[Emitted]:
-    """The tokens that the program emitted for each request, from its row of the report. Padding rows come last.
-
-    `shape` of the cycle's tree; None for a prefill. `source_names`: the drafter's.
-    """
-    found, tokens_end = [], REPORT_HEADER + (0 if shape is None else shape.num_steps) + 1
-    for row, (request, line) in enumerate(zip(requests, report.tolist(), strict=False)):
+def emitted(program: Launched, source_names: Sequence[str]) -> list[Emitted]:
+    """The tokens that a program emitted for each request, from its row of the report; it is `on_host`. Padding rows come last.
+    `source_names`: the drafter's."""
+    logprobs, drafted = program.logprobs, program.drafted
+    found, tokens_end = [], REPORT_HEADER + (0 if program.tree is None else program.tree.num_steps) + 1
+    for row, (request, line) in enumerate(zip(program.requests, program.report.tolist(), strict=False)):
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
         count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
@@ -95,7 +93,7 @@ def emitted(
             sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
         tree = None
         if drafted is not None and request.asked.wants_trees:
-            tree = drafted_tree(drafted, row, line[1], sources, prunings.get(row))
+            tree = drafted_tree(drafted, row, line[1], sources, program.prunings.get(row))
         found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, sources))
     return found
 

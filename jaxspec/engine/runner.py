@@ -39,7 +39,7 @@ from jaxspec.engine.device_state import (
     thresholds_of,
 )
 from jaxspec.engine.hosts import ALONE, HostGroup
-from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
+from jaxspec.engine.launched import Launched, emitted, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
 from jaxspec.engine.placed import Placed, PlacedInputs, leaves_to_send
@@ -288,13 +288,13 @@ class Runner:
             program = self.programs.choose(self.programs.table.prefills(chunks[0].size, scores=scores))
         inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
         requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
-        return launched(self.run(program, inputs), requests, chunks=chunks)
+        return Launched.of(self.run(program, inputs), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests. Those that have ended get no tokens."""
         program = self.programs.cycle(len(requests), tree)
         inputs = self._batch(program, requests, most_emitted=tree.num_steps + 1)
-        return launched(self.run(program, *inputs), requests, tree=tree)
+        return Launched.of(self.run(program, *inputs), requests, tree=tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
@@ -314,7 +314,7 @@ class Runner:
     def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
         """Starts the second half."""
         output = self.run(half.settle, half.rows, half.page_table, settlement)
-        return launched(output, half.requests, tree=half.settle.tree)
+        return Launched.of(output, half.requests, tree=half.settle.tree)
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """The drafter absorbs what it lags behind after plain cycles of these requests."""
@@ -369,11 +369,9 @@ class Runner:
     def read(self, launched: Launched) -> list[Emitted]:
         """Waits for a launched program and returns what it emitted, per request."""
         started = time.perf_counter()
-        report = np.asarray(launched.report)
-        logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
+        read = launched.on_host()
         self.waiting_seconds += time.perf_counter() - started
-        names = self.merge.drafter.source_names
-        return emitted(launched.requests, report, logprobs, drafted, launched.prunings, launched.tree, names)
+        return emitted(read, self.merge.drafter.source_names)
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
