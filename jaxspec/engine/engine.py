@@ -5,6 +5,7 @@ import math
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -72,7 +73,11 @@ class Engine:
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
-        self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
+        drafted, accepted = (Counter(dict.fromkeys(self.runner.merge.drafter.source_names, 0)) for _ in range(2))
+        self.counts = EngineStats(
+            total_pages=self.pages.num_pages, page_size=self.pages.page_size,
+            accepted_per_position=[0] * (self.trees.most_emitted - 1), drafted_by_source=drafted, accepted_by_source=accepted,
+        )  # fmt: skip
         """Counters; `stats` copies them and adds the current load."""
         self.grammars = Grammars(tokenizer, self.vocab_size, target.config.eos_token_ids)
         """Those that requests have used. Any thread may use it."""
@@ -80,8 +85,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
-        source_names = self.runner.merge.drafter.source_names
-        self.output = Output(self.scheduler, self.counts, clock, self.trees.most_emitted - 1, source_names)
+        self.output = Output(self.scheduler, self.counts, clock)
         self.recovery = Recovery(self.runner, self.scheduler, self.trees, self.output, self.counts)
         self._limits = Limits(
             self.vocab_size,
@@ -166,18 +170,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Totals since the start, and the current load."""
-        return replace(
-            self.counts,
+        return self.counts.snapshot(
             running=len(self.scheduler.admitted),
             waiting=len(self.scheduler.waiting) + len(self.scheduler.held_back),
             used_pages=self.prefix_cache.held_pages,
             cached_pages=self.prefix_cache.cached_pages,
-            finished=dict(self.counts.finished),
-            accepted_per_position=tuple(self.counts.accepted_per_position),
-            drafts_by_sampling=dict(self.counts.drafts_by_sampling),
-            accepted_by_sampling=dict(self.counts.accepted_by_sampling),
-            drafted_by_source=dict(self.counts.drafted_by_source),
-            accepted_by_source=dict(self.counts.accepted_by_source),
             waiting_seconds=self.runner.waiting_seconds,
             launching_seconds=self.runner.launching_seconds,
             uploaded_arrays=self.runner.uploaded_arrays,

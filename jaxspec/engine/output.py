@@ -1,7 +1,6 @@
 """The engine's output: emitted tokens become text, updates and results. Plain Python, no JAX."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -42,25 +41,9 @@ class Output:
     An update is kept until `take_updates`, so that a failure in the same step loses none.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        counts: EngineStats,
-        clock: Callable[[], float],
-        max_steps: int,
-        source_names: Sequence[str] = (),
-    ):
-        """`max_steps`: depth of the deepest tree. `source_names`: the drafter's."""
+    def __init__(self, scheduler: Scheduler, counts: EngineStats, clock: Callable[[], float]):
         self._scheduler, self._counts, self._clock = scheduler, counts, clock
         self._updates: list[Update] = []
-        self._finished: Counter[str] = Counter()
-        self._accepted_per_position = [0] * max_steps
-        self._drafts: Counter[str] = Counter()
-        self._accepted: Counter[str] = Counter()
-        counts.finished, counts.accepted_per_position = self._finished, self._accepted_per_position
-        counts.drafts_by_sampling, counts.accepted_by_sampling = self._drafts, self._accepted
-        self._drafted_of, self._accepted_of = (Counter(dict.fromkeys(source_names, 0)) for _ in range(2))
-        counts.drafted_by_source, counts.accepted_by_source = self._drafted_of, self._accepted_of
 
     @property
     def has_updates(self) -> bool:
@@ -95,7 +78,7 @@ class Output:
                 sources = emitted.sources if drafts_count else DraftSources()
                 nodes = tree.num_draft_tokens - 1 if drafts_count else 0
                 self._count(request, CycleCounts(len(new), accepted, nodes, tree.num_steps, sources.accepted[:accepted]))
-                self._drafted_of.update(sources.drafted)
+                self._counts.drafted_by_source.update(sources.drafted)
             update = self._update(request, shown, new, logprobs or None, verification)
             if ends_with_stop and request.detokenizer.matched is None:
                 request.matched_stop = new[-1]
@@ -166,11 +149,11 @@ class Output:
             self._counts.draft_tokens += cycle.drafted
             self._counts.accepted_tokens += cycle.accepted
             sampling = SAMPLING[request.asked.params.temperature > 0]
-            self._drafts[sampling] += 1
-            self._accepted[sampling] += cycle.accepted
-            self._accepted_of.update(cycle.sources)
+            self._counts.drafts_by_sampling[sampling] += 1
+            self._counts.accepted_by_sampling[sampling] += cycle.accepted
+            self._counts.accepted_by_source.update(cycle.sources)
             for position in range(cycle.accepted):
-                self._accepted_per_position[position] += 1
+                self._counts.accepted_per_position[position] += 1
 
     def _finish(self, request: Request, reason: str, last: Update) -> Update:
         """Ends a request; returns its last update with the rest of the text and the result."""
@@ -185,7 +168,7 @@ class Output:
         request.finished_at = self._clock()
         self._scheduler.finish(request)
         assert request.finish_reason is not None
-        self._finished[request.finish_reason] += 1
+        self._counts.finished[request.finish_reason] += 1
 
 
 class TracedToken(NamedTuple):

@@ -5,6 +5,7 @@ that vLLM and SGLang have for it.
 The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`Engine.stats`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ def metric(
     shown = {"name": name, "meaning": meaning, "aliases": aliases, "label": label, "labels": tuple(labels or ())}
     if label is None:
         return field(default=0, metadata=shown)
-    return field(default_factory=tuple if labels is None else dict, metadata=shown)
+    return field(default_factory=list if labels is None else Counter, metadata=shown)
 
 
 @dataclass
@@ -58,7 +59,7 @@ class EngineStats:
     waiting: int = metric(
         "waiting_requests", "Requests in the queue, preempted ones included.", "vllm:num_requests_waiting sglang:num_queue_reqs"
     )
-    finished: Mapping[str, int] = metric(
+    finished: Counter[str] = metric(
         "finished_requests_total", "Requests that ended, by finish_reason.", "vllm:request_success_total",
         label="finished_reason", labels=FINISH_REASONS,
     )  # fmt: skip
@@ -89,23 +90,23 @@ class EngineStats:
     accepted_tokens: int = metric(
         "accepted_tokens_total", "Drafted tokens that were accepted.", "vllm:spec_decode_num_accepted_tokens_total"
     )
-    accepted_per_position: Sequence[int] = metric(
+    accepted_per_position: list[int] = metric(
         "accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total", label="position",
     )  # fmt: skip
-    drafts_by_sampling: Mapping[str, int] = metric(
+    drafts_by_sampling: Counter[str] = metric(
         "drafts_by_sampling_total", "Verifications of a draft tree, of greedy and of sampled requests.",
         label="sampling", labels=SAMPLING,
     )  # fmt: skip
-    accepted_by_sampling: Mapping[str, int] = metric(
+    accepted_by_sampling: Counter[str] = metric(
         "accepted_tokens_by_sampling_total", "Drafted tokens that were accepted, of greedy and of sampled requests.",
         label="sampling", labels=SAMPLING,
     )  # fmt: skip
-    drafted_by_source: Mapping[str, int] = metric(
+    drafted_by_source: Counter[str] = metric(
         "draft_tokens_by_source_total", "Drafted tokens that were verified, by who proposed them. Merged drafters only.",
         label="source", labels=(),
     )  # fmt: skip
-    accepted_by_source: Mapping[str, int] = metric(
+    accepted_by_source: Counter[str] = metric(
         "accepted_tokens_by_source_total", "Drafted tokens that were accepted, by who proposed them. Merged drafters only.",
         label="source", labels=(),
     )  # fmt: skip
@@ -147,6 +148,12 @@ class EngineStats:
 
     adaptive: AdaptiveState | None = None
     """The trees in use. None: the engine is not adaptive and always uses the configured tree."""
+
+    def snapshot(self, **load: Any) -> "EngineStats":
+        """A copy for other threads, in which nothing counts any further, with these numbers of the current load."""
+        counted = {metric.attribute: vars(self)[metric.attribute] for metric in ENGINE_METRICS if metric.label is not None}
+        load |= {name: dict(each) if isinstance(each, Mapping) else tuple(each) for name, each in counted.items()}
+        return replace(self, **load)
 
     def since(self, before: "EngineStats") -> "EngineStats":
         """Single counters as differences from earlier stats; everything else as it is now."""

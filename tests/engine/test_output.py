@@ -18,9 +18,9 @@ CHAIN, NONE = TreeShape(3, 1, 4), TreeShape(num_steps=0)
 
 def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finish: str | None = None, **params):
     """The updates of a request whose cycles emit these bytes, each with a number of accepted drafts; None: a prefill."""
-    counts = EngineStats()
+    counts = EngineStats(accepted_per_position=[0] * 3)
     scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)
-    output = Output(scheduler, counts, lambda: 0.0, max_steps=3)
+    output = Output(scheduler, counts, lambda: 0.0)
     asked = GenerationRequest((1,), SamplingParams(**params), wants_trees=True)
     request = Request("a", asked, 0, (), replace(asked, prompt=()).detokenizer(TinyTokenizer()))
     scheduler.add(request)
