@@ -88,7 +88,7 @@ class State(NamedTuple):
     cache: tuple[KeysValues, ...]
     """The target's committed keys and values, per layer, in pages; slot i holds token i."""
     sequences: Sequences
-    settings: Int[Array, "r words"]
+    packed_settings: Int[Array, "r words"]
     """The sampling parameters by row (settings.packed), set when a request is admitted; `masked` also later."""
     history: Int[Array, "r t"]
     """Tokens by position: prompt and output, including the root."""
@@ -187,7 +187,7 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
     return State(
         cache=empty_cache(target, sizes, sizes.kv_cache_dtype),
         sequences=Sequences.of(zeros, zeros, zeros, jnp.ones(rows, bool)),
-        settings=packed(neutral_settings(rows)),
+        packed_settings=packed(neutral_settings(rows)),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, target.vocab_size), jnp.float32),
         masks=jnp.zeros((rows, words_of(target.vocab_size)), jnp.uint32),
@@ -207,7 +207,7 @@ def words_of(vocab_size: int) -> int:
 
 def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
     """The batch of the sequences in these state rows."""
-    return Batch(rows, page_table, Sequences(state.sequences.numbers[rows]), state.settings[rows])
+    return Batch(rows, page_table, Sequences(state.sequences.numbers[rows]), state.packed_settings[rows])
 
 
 def put(features: Features, rows: Int[Array, " b"], **fields: Array) -> Features:
@@ -228,7 +228,7 @@ def admit(state: State, admission: Admission) -> State:
     state = put_sequences(state, rows, Sequences.of(zeros, root, admission.remaining, jnp.ones_like(rows, bool)))
     return state._replace(
         features=put(state.features, rows, lag=zeros),
-        settings=state.settings.at[rows].set(packed(admission.settings)),
+        packed_settings=state.packed_settings.at[rows].set(packed(admission.settings)),
         history=state.history.at[rows].set(admission.tokens),
         bias=state.bias.at[rows].set(admission.bias),
     )
@@ -236,8 +236,10 @@ def admit(state: State, admission: Admission) -> State:
 
 def mask(state: State, rows: Int[Array, " b"], masks: UInt[Array, "b words"], masked: Bool[Array, " b"]) -> State:
     """Sets the masks of these rows, or ends them where `masked` is False."""
-    settings = unpacked(state.settings[rows])._replace(masked=masked)
-    return state._replace(settings=state.settings.at[rows].set(packed(settings)), masks=state.masks.at[rows].set(masks))
+    settings = unpacked(state.packed_settings[rows])._replace(masked=masked)
+    return state._replace(
+        packed_settings=state.packed_settings.at[rows].set(packed(settings)), masks=state.masks.at[rows].set(masks)
+    )
 
 
 def last(values: Array, count: Int[Array, " b"]) -> Array:

@@ -157,9 +157,9 @@ def test_greedy_requests_are_drafted_alike_in_any_company():
     """Rows 0 to 2 are greedy, the others are not."""
     _, head = heads()["whole"]
     state = running(KINDS["hot"])
-    settings = unpacked(state.settings)
+    settings = unpacked(state.packed_settings)
     temperature = jnp.where(jnp.arange(ROWS) < 3, 0, settings.temperature)
-    state = state._replace(settings=packed(settings._replace(temperature=temperature)))
+    state = state._replace(packed_settings=packed(settings._replace(temperature=temperature)))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     for needed in (1, 2, 3):
         scores = predicted(head, state)._replace(needed=jnp.int32(needed)).scores(logits, 1)

@@ -125,7 +125,7 @@ def test_a_source_that_promises_too_much_is_trusted_less():
     drafter = Merged((NoDrafter(), NoDrafter()))
     state = tiny_engine(PLAIN, target=TARGET).runner.state._replace(draft=drafter.empty(Sizes(3, 1, 4, 16, 1, jnp.float32)))
     sequences = Sequences.of(*(jnp.ones(3, jnp.int32),) * 3, jnp.array([False, False, True]))
-    batch = Batch(jnp.arange(3), jnp.zeros((3, 1), jnp.int32), sequences, state.settings[:1])
+    batch = Batch(jnp.arange(3), jnp.zeros((3, 1), jnp.int32), sequences, state.packed_settings[:1])
     seen = Promises(jnp.array([[5, 6], [7, 8], [5, 5]]), jnp.array([[1.0, 0.25], [1.0, 0.0], [1.0, 1.0]]))
     after = drafter.learn(state, batch, (((), ()), seen), jnp.array([5, 9, 5]))
     assert after.chosen.tolist() == pytest.approx([PRIOR * MEMORY**2 + 1, PRIOR * MEMORY], rel=1e-6)

@@ -113,7 +113,7 @@ def test_rates_follow_what_the_target_chose():
     sequences = Sequences.of(*(jnp.ones(4, jnp.int32),) * 3, jnp.array([False, False, True, False]))
     engine = tiny_engine(PLAIN, target=TARGET)
     state = engine.runner.state._replace(draft=drafter.empty(Sizes(4, 1, 4, 16, 1, jnp.float32)))
-    batch = Batch(jnp.arange(4), jnp.zeros((4, 1), jnp.int32), sequences, state.settings[:1])
+    batch = Batch(jnp.arange(4), jnp.zeros((4, 1), jnp.int32), sequences, state.packed_settings[:1])
     memo = FirstGuess(jnp.array([5, 6, 7, 8]), jnp.array([3, 3, 3, 0]))
     before = state.draft
     after = drafter.learn(state, batch, memo, jnp.array([5, 9, 7, 8]))
