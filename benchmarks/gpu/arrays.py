@@ -36,7 +36,7 @@ class Batch:
     def put_back(self) -> None:
         """Resets every sequence to `context` tokens, running; its budget ends before its pages do."""
         batch, put = self.rows.shape[0], self._placement.put
-        sequences = self.state.sequences.but(
+        sequences = self.state.sequences.replaced(
             length=put(jnp.full(batch, self.context, jnp.int32)),
             remaining=put(jnp.full(batch, self._room, jnp.int32)),
             done=put(jnp.zeros(batch, bool)),
@@ -91,7 +91,7 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
     hidden, last = (random_array(next(seeds), field.shape, field.dtype, 1.0) for field in (state.draft.hidden, state.features.last))
     state = state._replace(
         cache=target,
-        sequences=state.sequences.but(root=roots),
+        sequences=state.sequences.replaced(root=roots),
         draft=state.draft._replace(cache=draft, hidden=hidden),
         features=state.features._replace(last=last),
     )

@@ -63,7 +63,7 @@ def batch_of(state: State, chunk: Chunk) -> Batch:
     """The chunk's sequences. The slot of the prompt's last token is committed with the first emitted token."""
     batch = gather(state, chunk.row, chunk.page_table)
     length = chunk.first_slot + chunk.size - chunk.is_last.astype(jnp.int32)
-    return batch._replace(sequences=batch.sequences.but(length=length, done=~chunk.is_last))
+    return batch._replace(sequences=batch.sequences.replaced(length=length, done=~chunk.is_last))
 
 
 def metadata_of(chunk: Chunk) -> AttentionMetadata:

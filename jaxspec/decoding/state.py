@@ -47,9 +47,10 @@ class Sequences(NamedTuple):
         """The sequence has ended (or the row is free, or prefilling): cycles emit and write nothing for it."""
         return self.numbers[:, 3] > 0
 
-    def but(self, **fields: Array) -> "Sequences":
+    def replaced(self, **fields: Array) -> "Sequences":
         """With these fields replaced."""
-        return Sequences.of(**{name: getattr(self, name) for name in ("length", "root", "remaining", "done")} | fields)
+        own = {"length": self.length, "root": self.root, "remaining": self.remaining, "done": self.done}
+        return Sequences.of(**own | fields)
 
 
 class Features(NamedTuple):

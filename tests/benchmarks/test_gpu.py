@@ -220,7 +220,7 @@ def test_cycles_run_the_kind_of_sampling_that_they_are_named_after(kind, expecte
 def test_contexts_are_put_back_and_pages_are_scattered():
     made = make_batch(Lab(SMALL), 2, 32)
     assert sorted(made.page_table.ravel().tolist()) == list(range(made.page_table.size))
-    made.state = made.state._replace(sequences=made.state.sequences.but(length=made.state.sequences.length + 3))
+    made.state = made.state._replace(sequences=made.state.sequences.replaced(length=made.state.sequences.length + 3))
     made.put_back()
     assert made.state.sequences.length.tolist() == [32, 32]
     assert not made.state.sequences.done.any()

@@ -64,7 +64,7 @@ def test_a_sequence_that_stopped_is_done():
 def test_rows_of_other_requests_stay_as_they_are():
     state = state_of([7, 2])
     before, one = state.sequences.numbers, jnp.array([1])
-    changed = gather(state, one, jnp.zeros((1, 0), jnp.int32)).sequences.but(length=jnp.array([8]))
+    changed = gather(state, one, jnp.zeros((1, 0), jnp.int32)).sequences.replaced(length=jnp.array([8]))
     after = put_sequences(state, one, changed).sequences
     assert after.length.tolist() == [0, 8, 2]
     assert (after.numbers[:, 1:] == before[:, 1:]).all()

@@ -59,7 +59,7 @@ def running(params: SamplingParams) -> State:
     state = admit(state, admission._replace(settings=admission.settings._replace(seed=seeds)))
     history = state.history.at[:, : len(TEXT)].set(jnp.array(TEXT))
     length = jnp.full(ROWS, len(TEXT) - 1)
-    return state._replace(history=history, sequences=state.sequences.but(length=length, done=jnp.zeros(ROWS, bool)))
+    return state._replace(history=history, sequences=state.sequences.replaced(length=length, done=jnp.zeros(ROWS, bool)))
 
 
 def batch_of(state: State) -> Batch:
@@ -148,7 +148,7 @@ def test_the_noise_of_a_node_is_that_of_its_position():
     logits = jax.random.normal(jax.random.key(2), (ROWS, 1, VOCAB))
     for depth in range(DEPTHS + 1):
         there = tree._replace(depth=jnp.full((ROWS, 1), depth))
-        later = batch._replace(sequences=batch.sequences.but(length=batch.sequences.length + depth))
+        later = batch._replace(sequences=batch.sequences.replaced(length=batch.sequences.length + depth))
         assert (choose_tokens(state, batch, there, logits) == choose_tokens(state, later, tree, logits)).all()
 
 
@@ -202,7 +202,7 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
     for name in ("greedy", "bias", "hot"):
         state = running(KINDS[name])
         batch = batch_of(state)
-        done = batch._replace(sequences=batch.sequences.but(done=jnp.ones(ROWS, bool)))
+        done = batch._replace(sequences=batch.sequences.replaced(done=jnp.ones(ROWS, bool)))
         assert (models.drafter.learn(state, done, logits, chosen).calibration.weights == 1).all()
         assert (models.drafter.learn(state, batch, logits, chosen).calibration.weights == 1).all() == (name != "hot")
 
@@ -224,7 +224,7 @@ def test_logits_that_are_not_numbers_teach_nothing():
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
         found = models.drafter.learn(state, batch, logits.at[2, 5].set(bad), chosen).calibration
-        others = batch._replace(sequences=batch.sequences.but(done=jnp.arange(ROWS) == 2))
+        others = batch._replace(sequences=batch.sequences.replaced(done=jnp.arange(ROWS) == 2))
         expected = models.drafter.learn(state, others, logits, chosen).calibration
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()

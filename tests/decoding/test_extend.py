@@ -205,7 +205,7 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     """Row 0 ends after three plain cycles, row 1 goes on; both are then what they are alone."""
     table = jnp.concatenate([TABLE, TABLE + PAGES])
     state = compiled(prefill, "EAGLE3")(fresh("EAGLE3", PROMPT, rows=2), chunk_of(PROMPT, table, width=24)).state
-    state = state._replace(sequences=state.sequences.but(remaining=jnp.array([3, 100])))
+    state = state._replace(sequences=state.sequences.replaced(remaining=jnp.array([3, 100])))
     for _ in range(7):
         state = compiled(cycle, "EAGLE3", tree=PLAIN)(state, jnp.arange(2), table).state
     assert state.features.lag.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
