@@ -218,11 +218,6 @@ def padded(values: tuple[int, ...] | list[int], width: int) -> Any:
     return line
 
 
-def nbytes(arrays: Any) -> int:
-    """Bytes of all arrays, which may be abstract."""
-    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
-
-
 def padded_table(tables: Sequence[Sequence[int]], batch: int, width: int) -> np.ndarray:
     """[batch, width] int32; unused entries are page 0.
 

@@ -48,7 +48,6 @@ class StepPlan(NamedTuple):
     """Their rows are set up before their first chunk."""
     prefills: list[PrefillChunk]
     cycle: list[Request]
-    preempted: list[Request]
 
 
 class Scheduler:
@@ -139,7 +138,7 @@ class Scheduler:
         if self.waiting or len(cycle) < len(self.admitted):
             prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
         self.counts.preemptions += len(preempted)
-        return StepPlan(admitted, prefills, cycle, preempted)
+        return StepPlan(admitted, prefills, cycle)
 
     def _plan_cycle(self, tokens_per_cycle: int) -> tuple[list[Request], list[Request]]:
         """The running requests that still get the pages of one more cycle, and those preempted for them."""

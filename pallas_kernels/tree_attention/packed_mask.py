@@ -39,13 +39,3 @@ def pack_mask(mask: Bool[Array, "b w s"]) -> PackedMask:
         first=jnp.where(mask, keys, s).min(-1),
         end=jnp.where(mask, keys + 1, 0).max(-1),
     )
-
-
-def unpack_mask(bits: Int32[Array, "b w words"], s: int) -> Bool[Array, "b w {s}"]:
-    """The mask that `pack_mask` packed; for tests.
-
-    In:  bits [[[0b101]]], s=3
-    Out: [[[True, False, True]]]
-    """
-    keys = jnp.arange(s)
-    return (jnp.right_shift(bits[:, :, keys // BITS], keys % BITS) & 1) == 1

@@ -185,27 +185,27 @@ class Lives(RuleBasedStateMachine):
     # One step of the engine
 
     def step(self):
-        waiting = list(self.scheduler.waiting)
+        waiting, admitted = list(self.scheduler.waiting), list(self.scheduler.admitted)
         self.cache.events.clear()
         plan = self.scheduler.plan(self.tokens_per_cycle)
-        self.check_plan(plan, waiting)
+        self.check_plan(plan, waiting, [request for request in admitted if request.status is Status.WAITING])
         self.were_admitted |= set(plan.newly_admitted)
         self.unread.append([])
         self.launch(plan)
         if len(self.unread) > 1:
             self.read(self.unread.pop(0))
 
-    def check_plan(self, plan: StepPlan, waiting: list[Request]):
+    def check_plan(self, plan: StepPlan, waiting: list[Request], preempted: list[Request]):
         steps = [step.request for step in plan.prefills]
         assert len(set(steps)) == len(steps) and set(plan.newly_admitted) <= set(steps)
-        assert not set(steps) & set(plan.cycle) and not (plan.preempted and plan.newly_admitted)
+        assert not set(steps) & set(plan.cycle) and not (preempted and plan.newly_admitted)
         assert sum(step.size for step in plan.prefills) <= self.chunk and all(step.size > 0 for step in plan.prefills)
         for step in plan.prefills:
             assert step.is_last or step.size >= min(16, max(1, self.chunk // 2)), "a chunk too small to be worth it"
         assert plan.newly_admitted == waiting[: len(plan.newly_admitted)], "someone was overtaken"
         assert all(request.in_flight == 0 and request.row >= 0 for request in plan.newly_admitted)
-        for request in plan.preempted:
-            assert request.status is Status.WAITING and request not in plan.cycle
+        for request in preempted:
+            assert request not in plan.cycle
             assert all(importance(other) < importance(request) for other in self.scheduler.admitted)
 
     def launch(self, plan: StepPlan):

@@ -63,7 +63,7 @@ def test_a_prompt_is_computed_in_chunks_and_runs_from_the_next_plan_on():
     assert [plan.prefills[0].cached for plan in plans] == [0, 16, 32]
     assert [names(plan.newly_admitted) for plan in plans] == ["a", "", ""] and not any(plan.cycle for plan in plans)
     assert request.status is Status.RUNNING and request.prefilled == 40
-    assert scheduler.plan(4) == StepPlan([], [], [request], [])
+    assert scheduler.plan(4) == StepPlan([], [], [request])
 
 
 def test_a_request_takes_half_of_the_budget_while_another_comes_behind():
@@ -232,7 +232,7 @@ def test_a_request_in_the_middle_of_its_prefill_is_preempted_too():
     b = added(scheduler, "b", 30)
     assert chunks(scheduler.plan(4)) == [("b", 0, 16)]
     generate(a, 25)
-    assert scheduler.plan(4) == StepPlan([], [], [a], [b])
+    assert scheduler.plan(4) == StepPlan([], [], [a]) and scheduler.waiting == [b]
     # Its chunk was launched, so what remains of those pages in the cache is not computed again.
     scheduler.finish(a)
     (step,) = scheduler.plan(4).prefills

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
-from jaxspec.engine.device_state import addressable_pages, memory_limit, nbytes
+from jaxspec.engine.device_state import addressable_pages, memory_limit
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs
@@ -106,7 +106,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
     usual = tiny_engine(PLAIN)
     shapes, pages, first = usual.runner.programs.state, usual.runner.num_pages, usual.runner.table.first()
     usual.runner.programs.compile_all(first)
-    temporaries, largest = usual.runner.programs.most_temporaries()
+    nbytes, (temporaries, largest) = usual.runner.placement.nbytes, usual.runner.programs.most_temporaries()
     page_bytes = nbytes(shapes.cache) // pages
     limit = nbytes(usual.runner.params) + nbytes(shapes) + temporaries - 20 * page_bytes  # 20 pages too little
 
@@ -147,7 +147,8 @@ def test_a_cpus_cache_takes_its_share_of_what_is_available(host):
     small: dict[str, Any] = {"target": tiny_target(num_layers=1), "mem_fraction": 0.5}
     host(1 << 40)
     usual = tiny_engine(PLAIN, **small).runner
-    page, taken = usual.cache_bytes // usual.num_pages, nbytes((usual.params, usual.programs.state)) - usual.cache_bytes
+    page, state = usual.cache_bytes // usual.num_pages, usual.programs.state
+    taken = usual.placement.nbytes((usual.params, state)) - usual.cache_bytes
     assert usual.num_pages == 2 * 256 // 4, "no more than two requests of 256 tokens can use"
     for pages in (64, 80, 112):
         host(2 * (taken + pages * page))
