@@ -32,9 +32,9 @@ LEAST, MOST = 1 / 8, 8.0
 """Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
 LIKELY = -4.0
 """The log probability that separates likely tokens from the rest."""
-PRIOR = 30.0
+INFORMATION_PRIOR = 30.0
 """Information, about that of 30 tokens, which keeps the first moves small."""
-MEMORY = 0.999
+INFORMATION_MEMORY = 0.999
 """The share of its information that a cycle keeps, so that the weights follow other texts within some thousand tokens."""
 LOWEST = -1e30
 """Replaces -inf: every token that a head knows may be banned."""
@@ -195,8 +195,8 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
         surprise = jnp.sum(jnp.where(counts[:, None], of_chosen[:, 1:] - mean, 0), 0)
         spread = moments[:, 1:, 1:] - mean[:, :, None] * mean[:, None]
         seen = jnp.sum(jnp.where(counts[:, None, None], spread, 0), 0)
-        information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
-        a, b, c = information + PRIOR * jnp.eye(3)
+        information = jnp.where(jnp.any(counts), INFORMATION_MEMORY, 1) * before.information + seen
+        a, b, c = information + INFORMATION_PRIOR * jnp.eye(3)
         adjugate = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)])  # solvers are library calls on a GPU
         move = jnp.sum(adjugate * surprise, 1) / jnp.sum(a * adjugate[0])
         of_noise = jnp.clip(before.weights[2] + move[2], LEAST, MOST)

@@ -19,15 +19,15 @@ from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, 
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int
 
-PRIOR = 4.0
+RATE_PRIOR = 4.0
 """Observations that the first guess of a learnt rate counts for."""
-MEMORY = 0.99
+RATE_MEMORY = 0.99
 """The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
 
 
 def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
-    """The sums, each faded by MEMORY for every row that counts for it, plus what is new in those rows (as wide as `counts`)."""
-    return MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
+    """The sums, each faded by RATE_MEMORY for every row that counts for it, plus what is new in those rows (wide as `counts`)."""
+    return RATE_MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
 
 
 type Place = Callable[[Any, ModelConfig | None], Any]
@@ -199,7 +199,7 @@ class Merged(Drafter):
         return tuple(each.placed(place) for each in self.sources)
 
     def empty(self, sizes: Sizes) -> MergedState:
-        chosen, promised = (jnp.full(len(self.sources), PRIOR, jnp.float32) for _ in range(2))  # two, for both are donated
+        chosen, promised = (jnp.full(len(self.sources), RATE_PRIOR, jnp.float32) for _ in range(2))  # two, for both are donated
         return MergedState(tuple(each.empty(sizes) for each in self.sources), chosen, promised)
 
     def propose(

@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.drafter import PRIOR, Draft, Drafter, remembered
+from jaxspec.decoding.drafter import RATE_PRIOR, Draft, Drafter, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
-from jaxspec.decoding.top import AT_ONCE, top
+from jaxspec.decoding.top import TOP_AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int
 
-PLACES = AT_ONCE
+PLACES = TOP_AT_ONCE
 """Places whose continuations are compared."""
 NOTHING = -1
 """In place of a token: equal to none."""
@@ -86,7 +86,7 @@ class NgramDrafter(Drafter):
     def empty(self, sizes: Sizes) -> NgramState:
         """No observations: a longer match is followed more often, in any text."""
         first_guess = 1 - 0.7 ** np.arange(self.longest + 1, dtype=np.float32)
-        rates = Rates(jnp.asarray(PRIOR * first_guess), jnp.full(self.longest + 1, PRIOR, jnp.float32))
+        rates = Rates(jnp.asarray(RATE_PRIOR * first_guess), jnp.full(self.longest + 1, RATE_PRIOR, jnp.float32))
         return NgramState(rates, jnp.full((sizes.rows, self.lent), NOTHING, jnp.int32) if self.lent else None)
 
     def lend(self, own: NgramState, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> NgramState:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxspec.typing import Array, Float, Int
 from pallas_kernels.dispatch import by_platform
 
-AT_ONCE = 16
+TOP_AT_ONCE = 16
 """The most that XLA's kernel for GPUs finds at once; for more XLA sorts the whole row, in some twenty launches."""
 FEW = 512
 """The most values of which each is compared with each on a GPU, where sorting even 16 takes a launch and copies."""
@@ -32,13 +32,13 @@ def top_at_once(values: Float[Array, "*rows v"], *, count: int) -> Best:
 
 
 def top_in_rounds(values: Float[Array, "*rows v"], *, count: int) -> Best:
-    """`top`, AT_ONCE in each round. At least `count` values of a row must be above -inf."""
-    best, places = top_at_once(values, count=min(count, AT_ONCE))
-    if count <= AT_ONCE:
+    """`top`, TOP_AT_ONCE in each round. At least `count` values of a row must be above -inf."""
+    best, places = top_at_once(values, count=min(count, TOP_AT_ONCE))
+    if count <= TOP_AT_ONCE:
         return best, places
     everywhere = jnp.arange(values.shape[-1])
-    found = sum((everywhere == places[..., j, None] for j in range(AT_ONCE)), jnp.zeros((), bool))
-    rest = top_in_rounds(jnp.where(found, -jnp.inf, values), count=count - AT_ONCE)
+    found = sum((everywhere == places[..., j, None] for j in range(TOP_AT_ONCE)), jnp.zeros((), bool))
+    rest = top_in_rounds(jnp.where(found, -jnp.inf, values), count=count - TOP_AT_ONCE)
     return jnp.concatenate([best, rest[0]], -1), jnp.concatenate([places, rest[1]], -1)
 
 

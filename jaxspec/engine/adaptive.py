@@ -33,25 +33,34 @@ from jaxspec.engine.stats import AdaptiveState
 MARGIN = 0.04
 """Another tree must look better by this share, because estimates have errors of this size."""
 PROBE_CYCLES = 8
-PATIENCE = 900
+PROBE_WAIT = 900
 """Cycles: what the wait for a probe is measured in. Probes of a tree cost at most 0.3% of the throughput, times the tokens that one
 of its cycles emits for one of the current tree's."""
 TIMES_KEPT = 11
 """Cycle times in a median: few enough for a probe to outvote the old ones."""
-MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
-"""In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
-again, and that of the first guess, half of the head's levels."""
+ACCEPT_MEMORY = 200.0
+"""In verifications, as the next two: the weight of an accept length, at most (several requests, as they differ)."""
+OLD_ACCEPT_MEMORY = 40.0
+"""That of an old one when its tree is used again, at most."""
+ACCEPT_PRIOR = 10.0
+"""That of the first guess, half of the head's levels."""
 OLD = 300
 """Cycles without a tree after which its accept length is old."""
 SEEN = 2000
 """Cycles of requests in the mean text that `describe` is about."""
-OWN_MEMORY, OWN_PRIOR, TEXT_PRIOR = 75.0, 15.0, 3.0
-"""In promised drafts: the weight of a request's factor, and of its first guess, which is 1, with a head and of n-grams alone."""
+OWN_MEMORY = 75.0
+"""In promised drafts, as the next two: the weight of a request's factor, at most."""
+OWN_PRIOR = 15.0
+"""That of its first guess, which is 1, with a head."""
+TEXT_PRIOR = 3.0
+"""That of its first guess where n-grams draft alone."""
 LEVELS = (2, 4, 8, 16)
 """Of the match: from so many tokens on."""
-OF_TEXT, PROMISING = (0.03, 0.1, 0.3, 0.5, 0.9), 1.3
+TEXT_SHARES = (0.03, 0.1, 0.3, 0.5, 0.9)
 """By level, the share of their depth to which n-grams are accepted, as a first guess (measured for depth 7, one cycle before the
-draft: 0.04, 0.1, 0.25, 0.5, 0.9); and the accept length from which a tree without a known time is tried that they draft alone."""
+draft: 0.04, 0.1, 0.25, 0.5, 0.9)."""
+PROMISING = 1.3
+"""The accept length from which a tree without a known time is tried that n-grams draft alone."""
 FIRST_TRY = 100
 """Cycles of plain decoding before a head's tree without a known time is tried: where programs compile at their first use, one that
 a short text would hardly use must not hold it up."""
@@ -121,7 +130,7 @@ class AdaptiveTrees:
         # Of trees that merge a head with n-grams, but for the first: those of n-grams alone.
         self._merged = {tree: tree.limited(0) for tree in trees[1:] if tree.head_steps and tree.limited(0) in self._of_text}
         self._accept = {tree: self._guess(tree) for tree in trees}  # by level
-        self._weight = {tree: [PRIOR] * len(OF_TEXT) for tree in trees}  # of the accept lengths
+        self._weight = {tree: [ACCEPT_PRIOR] * len(TEXT_SHARES) for tree in trees}  # of the accept lengths
         self._seen = [1.0, *[0.0] * len(LEVELS)]  # how often requests had each level
         self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
         self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
@@ -153,7 +162,7 @@ class AdaptiveTrees:
                 verifications[level] += 1
                 factor.observe(tokens - 1, promised[level])
         for level, count in verifications.items():
-            weight[level] = min(weight[level], MEMORY) + count
+            weight[level] = min(weight[level], ACCEPT_MEMORY) + count
             self._accept[tree][level] = 1 + max(LEAST, promised[level] + unexplained[level] / weight[level])
 
     def choose(self, bucket: int, requests: Sequence[Outlook] = (), ready: Collection[TreeShape] | None = None) -> TreeShape:
@@ -184,7 +193,7 @@ class AdaptiveTrees:
     def _guess(self, tree: TreeShape) -> list[float]:
         """The accept lengths with which it begins, by level."""
         of_head = 0.0 if tree in self._of_text else tree.of_head.num_steps / 2
-        return [1 + max(of_head, tree.num_steps * share) for share in OF_TEXT]
+        return [1 + max(of_head, tree.num_steps * share) for share in TEXT_SHARES]
 
     def _expected(self, trees: Sequence[TreeShape], requests: Sequence[Outlook]) -> dict[TreeShape, float]:
         """Tokens per cycle and request. (Many requests make this long, so it looks up little for each.)"""
@@ -200,7 +209,7 @@ class AdaptiveTrees:
         """The accepted drafts of a cycle for a new request. Of an untried tree that merges a head with n-grams: those of the first
         tree, and those of n-grams alone."""
         alone = self._merged.get(tree)
-        if alone is None or self._weight[tree][level] > PRIOR:
+        if alone is None or self._weight[tree][level] > ACCEPT_PRIOR:
             return self._accept[tree][level] - 1
         return min(self._accept[self._first][level] + self._accept[alone][level] - 2, tree.num_steps)
 
@@ -228,7 +237,7 @@ class AdaptiveTrees:
     def _doubt(self, tree: TreeShape) -> None:
         """What was known of it counts less if it was not used for long, unless the text tells."""
         if self._unused[tree] >= OLD and tree not in self._of_text:
-            self._weight[tree] = [min(weight, OLD_MEMORY) for weight in self._weight[tree]]
+            self._weight[tree] = [min(weight, OLD_ACCEPT_MEMORY) for weight in self._weight[tree]]
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:
         """Cycles out of use after which the only other tree is probed: more the further it is behind, as it is then unlikelier to
@@ -237,7 +246,7 @@ class AdaptiveTrees:
             if tree in self._of_text:
                 return 0.0 if expected >= PROMISING else math.inf
             return FIRST_TRY if self._current == PLAIN else 0.0
-        patience = PATIENCE * (RARER if tree in self._of_text else 1)
+        patience = PROBE_WAIT * (RARER if tree in self._of_text else 1)
         if tree not in rates or self._current not in rates:
             return patience
         return patience * (((1 + MARGIN) * max(1.0, rates[self._current] / rates[tree])) ** 2 - 1)

@@ -34,7 +34,7 @@ WRONG_SETTINGS = 2
 KEY = "JAXSPEC_GROUP_KEY"
 """The variable with the key of the connections."""
 LEAST_KEY = 16
-PATIENCE = 600.0
+RENDEZVOUS = 600.0
 """Seconds in which all processes must have found rank 0. They may start in any order."""
 HANDSHAKE = 5
 """Seconds that rank 0 waits at each step of the proof that both ends know the key; for all steps together three times as long."""
@@ -48,7 +48,7 @@ STOP = {"stop": True}
 """A process was told to end: rank 0 ends the group in order."""
 STOP_SIGNAL = signal.SIGUSR2
 """Rank 0 sends it to itself at STOP. Not SIGTERM: rank 0 gets its own, too, which would count as a second one."""
-AT_ONCE = 1.0
+SAME_SIGTERM = 1.0
 """Seconds in which a second SIGTERM says the same as the first: systemd tells every process of a service, and so does --dp-size."""
 END = {"end": True}
 """Rank 0 has ended in order."""
@@ -123,7 +123,7 @@ class ToldToEnd:
         if self._first == math.inf:
             self._first = time.monotonic()
             return False
-        return number != signal.SIGTERM or time.monotonic() > self._first + AT_ONCE
+        return number != signal.SIGTERM or time.monotonic() > self._first + SAME_SIGTERM
 
 
 # The end. Every way out of a process of a group is `leave`: Python's own would wait for processes that are gone.
@@ -198,7 +198,7 @@ class Leader(HostGroup):
     """Rank 0's connections to the others. Any thread may use it."""
 
     def __init__(
-        self, hosts: Hosts, key: bytes, versions: str, patience: float = PATIENCE, on_stop: Callable[[], object] = lambda: None
+        self, hosts: Hosts, key: bytes, versions: str, patience: float = RENDEZVOUS, on_stop: Callable[[], object] = lambda: None
     ):
         """Waits for the others. `versions`: of the software, which must be the same everywhere. `on_stop` is called when another
         process was told to end.
@@ -308,7 +308,7 @@ class Leader(HostGroup):
 class Follower:
     """The connection of another rank to rank 0."""
 
-    def __init__(self, hosts: Hosts, key: bytes, versions: str, patience: float = PATIENCE):
+    def __init__(self, hosts: Hosts, key: bytes, versions: str, patience: float = RENDEZVOUS):
         """Raises OSError if it can't join in time, AuthenticationError if rank 0 has another key, ValueError if it refuses."""
         deadline, reason = time.monotonic() + patience, ""
         while True:

@@ -38,7 +38,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What differs between processes in the printed form of a module that holds functions."""
 LOOK_AGAIN = 1.0
 """Seconds until a start that compiles shows its progress again, also if there is none."""
-AT_ONCE, URGENT, LATER = range(3)
+STOP_NOW, URGENT, LATER = range(3)
 """Places in the compiler's queue: the end of the compiler, what a request waits for, and what would make requests faster."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
 """The names of XLA's threads."""
@@ -226,7 +226,7 @@ class Programs:
         """Ends the compiler after its current program, without waiting for it; then nothing holds the weights for it."""
         if self._compiler is not None:
             self._stopping = True
-            self._queue.put((AT_ONCE, next(self._numbers), None))
+            self._queue.put((STOP_NOW, next(self._numbers), None))
             atexit.unregister(self.stop)
 
     def _compile_asked(self) -> None:

@@ -1,5 +1,5 @@
 """Texts that requests have generated, for n-gram drafts of others: `TextStore` finds the longest that continues a text, `Lending`
-decides which request gets which. Plain Python and NumPy, no JAX.
+decides which request gets which. Plain Python and NumPy.
 
 The search of the newest tokens is part of the cycle (decoding/ngram.py), and so it stays: the host only lends a request a stretch
 of another's text, which the cycle searches along with the request's own. It may do so a cycle late, since the stretch reaches far
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from jaxspec.decoding.ngram import NOTHING
 from jaxspec.engine.request import Request
 
 LENT = 256
@@ -21,15 +22,15 @@ LENT = 256
 CONTEXT = 16
 RENEWED = 64
 """Tokens ahead below which a stretch is replaced."""
-PATIENCE = 8
+LOOKUP_WAIT = 8
 """Tokens that a request goes on without a stretch before its text is looked up again."""
 ORDERS = (16, 8, 4)
 """Lengths of the contexts by which texts are found, the longest first."""
 BYTES_PER_TOKEN = 24
 """Of the store: a token, its owner, and an entry in the table of each order, which are filled up to a half at least."""
 LEAST_TOKENS = 4096
-NOTHING, END = -1, -1
-"""In place of a token: no text, and what ends one."""
+END = -1
+"""In place of a token: what ends a text."""
 MULTIPLIER, MIXER, WORD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
 
@@ -180,10 +181,10 @@ class Lending:
         text = request.tokens[-ORDERS[0] :]
         found = self.store.find(text, request.asked.cache_salt, LENT - CONTEXT)
         if found is None or len(found.behind) <= len(loan.behind):
-            loan.waits = PATIENCE
+            loan.waits = LOOKUP_WAIT
             return None
         loan.behind = found.behind
-        loan.waits = PATIENCE if len(found.behind) < RENEWED else 0
+        loan.waits = LOOKUP_WAIT if len(found.behind) < RENEWED else 0
         return stretch(text[-found.match :], found.behind)
 
 

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cutoff.bisection import Limits, Row, counting, ordered_bits, search
 
-AT_ONCE = 16
+PARTS_PER_STEP = 16
 """Parts of a row that `sum_in_order` adds in one step."""
 
 
@@ -28,6 +28,6 @@ def whole_row(logits: Array, limits: Limits) -> Row:
 def sum_in_order(values: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
     """The sum of each row, with the same bits however many rows there are: XLA's own order depends on that."""
     while (size := values.shape[-1]) > 1:
-        values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -size % AT_ONCE)])
-        values = sum(jnp.split(values, AT_ONCE, -1), jnp.zeros((), values.dtype))
+        values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -size % PARTS_PER_STEP)])
+        values = sum(jnp.split(values, PARTS_PER_STEP, -1), jnp.zeros((), values.dtype))
     return values[..., 0]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.decoding.drafter import MEMORY, PRIOR, Merged, NoDrafter, Promises, names_of_sets
+from jaxspec.decoding.drafter import RATE_MEMORY, RATE_PRIOR, Merged, NoDrafter, Promises, names_of_sets
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge, rank
@@ -128,8 +128,8 @@ def test_a_source_that_promises_too_much_is_trusted_less():
     batch = Batch(jnp.arange(3), jnp.zeros((3, 1), jnp.int32), sequences, state.packed_settings[:1])
     seen = Promises(jnp.array([[5, 6], [7, 8], [5, 5]]), jnp.array([[1.0, 0.25], [1.0, 0.0], [1.0, 1.0]]))
     after = drafter.learn(state, batch, (((), ()), seen), jnp.array([5, 9, 5]))
-    assert after.chosen.tolist() == pytest.approx([PRIOR * MEMORY**2 + 1, PRIOR * MEMORY], rel=1e-6)
-    assert after.promised.tolist() == pytest.approx([PRIOR * MEMORY**2 + 2, PRIOR * MEMORY + 0.25], rel=1e-6)
+    assert after.chosen.tolist() == pytest.approx([RATE_PRIOR * RATE_MEMORY**2 + 1, RATE_PRIOR * RATE_MEMORY], rel=1e-6)
+    assert after.promised.tolist() == pytest.approx([RATE_PRIOR * RATE_MEMORY**2 + 2, RATE_PRIOR * RATE_MEMORY + 0.25], rel=1e-6)
     assert drafter.learn(state, batch, None, jnp.array([5, 9, 5])) == state.draft, "plain cycles promise nothing"
 
 

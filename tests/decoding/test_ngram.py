@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.cycle import propose
-from jaxspec.decoding.drafter import MEMORY, PRIOR
+from jaxspec.decoding.drafter import RATE_MEMORY, RATE_PRIOR
 from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, candidates, continued, find
 from jaxspec.decoding.state import Batch, Sequences, Sizes, gather
 from jaxspec.decoding.tree import rank
@@ -117,9 +117,9 @@ def test_rates_follow_what_the_target_chose():
     memo = FirstGuess(jnp.array([5, 6, 7, 8]), jnp.array([3, 3, 3, 0]))
     before = state.draft
     after = drafter.learn(state, batch, memo, jnp.array([5, 9, 7, 8]))
-    expected_seen, expected_chosen = np.full(5, PRIOR), np.asarray(before.rates.chosen).copy()
-    expected_seen[3] = PRIOR * MEMORY**2 + 2
-    expected_chosen[3] = expected_chosen[3] * MEMORY**2 + 1
+    expected_seen, expected_chosen = np.full(5, RATE_PRIOR), np.asarray(before.rates.chosen).copy()
+    expected_seen[3] = RATE_PRIOR * RATE_MEMORY**2 + 2
+    expected_chosen[3] = expected_chosen[3] * RATE_MEMORY**2 + 1
     assert after.rates.seen.tolist() == pytest.approx(expected_seen.tolist(), rel=1e-6)
     assert after.rates.chosen.tolist() == pytest.approx(expected_chosen.tolist(), rel=1e-6)
     assert drafter.learn(state, batch, None, jnp.array([5, 9, 7, 8])) is before, "plain cycles propose nothing"

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from jaxspec.decoding.ngram import NOTHING
 from jaxspec.engine.request import GenerationRequest, Request
-from jaxspec.engine.text_store import LENT, NOTHING, ORDERS, RENEWED, Lending, TextStore, owner_of, stretch
+from jaxspec.engine.text_store import LENT, ORDERS, RENEWED, Lending, TextStore, owner_of, stretch
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
 

@@ -358,7 +358,7 @@ class HungUp(Draining):
 def test_what_counts_as_a_second_signal(monkeypatch, numbers: list[str], seconds: float, forces: bool):
     """systemd tells every process of a service, and a group of servers tells its own; two SIGINT come from a person. Other hosts
     that were told to end are not this one's operator."""
-    monkeypatch.setattr(hosts, "AT_ONCE", seconds)
+    monkeypatch.setattr(hosts, "SAME_SIGTERM", seconds)
     server: Any = http_server.HttpServer(None, None, None)  # type: ignore[arg-type]
     for number in numbers:
         time.sleep(0.001)
@@ -368,7 +368,7 @@ def test_what_counts_as_a_second_signal(monkeypatch, numbers: list[str], seconds
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_everything_at_once(number: signal.Signals, monkeypatch):
-    monkeypatch.setattr(hosts, "AT_ONCE", 0)
+    monkeypatch.setattr(hosts, "SAME_SIGTERM", 0)
     with HungUp(shutdown_timeout=60) as draining:
         for _ in range(2):
             draining.server.handle_exit(number, None)
