@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
@@ -191,7 +191,7 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
     """Also a guard for new fields of what programs return: stored_traces must name their types."""
     results = []
     for traces in (None, StoredTraces(tmp_path, "tiny"), StoredTraces(tmp_path, "tiny")):
-        engine = tiny_engine(TreeShape(2, 2, 4), max_running_requests=1, request_trees=(TreeShape(num_steps=0),))
+        engine = tiny_engine(TreeShape(2, 2, 4), max_running_requests=1, request_trees=(PLAIN,), ngram=True)
         programs = engine.runner.programs
         programs.traces = traces
         params = SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1)
@@ -239,3 +239,10 @@ def test_damaged_programs_of_jaxs_cache_are_replaced(tmp_path):
     assert not entry.exists() and other.exists()
     assert run() == ("2.0", "")
     assert len(entry.read_bytes()) > len(whole) // 2
+
+
+def test_nothing_counts_as_damaged_where_jax_can_not_be_asked(tmp_path, monkeypatch):
+    (entry := tmp_path / "jit__lambda-0123-cache").write_bytes(b"damaged")
+    assert program_cache.is_damaged(entry)
+    monkeypatch.delattr("jax._src.compilation_cache.decompress_executable")
+    assert not program_cache.is_damaged(entry)
