@@ -105,7 +105,7 @@ class AsyncLLM:
 
         Returns False if no running request has this id.
         """
-        return await asyncio.wrap_future(self._thread.end(self._running.get(request_id, ()))) > 0
+        return await asyncio.wrap_future(self._thread.abort(self._running.get(request_id, ()))) > 0
 
     async def warm_up(self, *, wait_for_all: bool = True, progress: bool | None = None) -> float:
         """As LLM.warm_up. Requests that are made meanwhile wait."""

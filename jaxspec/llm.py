@@ -252,7 +252,7 @@ class LLM:
             raise ValueError(f"{call[len(ticket.ids)].label}{error}") from None
         finally:  # also after Ctrl-C and when a stream is left early
             if unfinished:
-                self._thread.abort(ticket)
+                self._thread.drop(ticket)
 
 
 class Completion(NamedTuple):

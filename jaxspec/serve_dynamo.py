@@ -101,7 +101,7 @@ class DynamoWorker(LLMEngine):
 
     async def abort(self, context: Any) -> None:
         """The client has gone, or the frontend has seen a stop string."""
-        self._thread.end(self._running.pop(context.id(), ()))
+        self._thread.abort(self._running.pop(context.id(), ()))
 
     async def cleanup(self) -> None:
         self._closing.close()

@@ -97,7 +97,7 @@ class EngineSource:
                 yield piece_of(update, traced=wishes.shows_drafts)
         finally:
             if not has_ended:
-                self._thread.abort(ticket)
+                self._thread.drop(ticket)
 
     def close(self) -> None:
         """Frees everything. May be called twice."""

@@ -91,11 +91,12 @@ class EngineThread:
         self._work = _Work(engine, observers, closed, broken, failed)
         self._process = os.getpid()
         self._grammars, self.clock = engine.grammars, engine.clock
-        self._lock, self._starting = threading.Lock(), dict[str, bool]()
+        self._lock = threading.Lock()
+        self._starting = dict[str, bool]()
         """The ids of requests that are not submitted yet, and whether they were ended."""
         self._thread = threading.Thread(target=self._work.run, name="engine", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._work, self._thread, self._process)  # refers to all but this object
+        self._stop_at_exit = weakref.finalize(self, _stop_at_exit, self._work, self._thread, self._process)  # holds no self
 
     @property
     def is_healthy(self) -> bool:
@@ -122,7 +123,7 @@ class EngineThread:
         self._post(ticket.admitted, lambda _engine: work.admit(ticket))
         return ticket
 
-    def abort(self, ticket: Ticket) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """Ends unfinished requests of a ticket within one step. Nothing more is delivered. Never waits, so a garbage collector may
         call it at any time."""
         work = self._work
@@ -131,14 +132,14 @@ class EngineThread:
             with contextlib.suppress(EngineClosed):
                 self._post(Future(), lambda _engine: work.drop([ticket]))
 
-    def end(self, request_ids: Sequence[str] | None = None) -> "Future[int]":
+    def abort(self, request_ids: Sequence[str] | None = None) -> "Future[int]":
         """Ends requests (None: all) with the output they have, which is delivered with finish_reason "abort". The result is how
         many there were; unknown ids don't count. One that is `starting` ends when it has started."""
         work = self._work
         with self._lock:
             starting = [name for name in self._starting if request_ids is None or name in request_ids]
             self._starting |= dict.fromkeys(starting, True)
-        return self._post(Future(), lambda _engine: len(starting) + work.end(request_ids))
+        return self._post(Future(), lambda _engine: len(starting) + work.abort(request_ids))
 
     @contextlib.contextmanager
     def starting(self, names: Sequence[str]) -> Iterator[None]:
@@ -152,7 +153,7 @@ class EngineThread:
             with self._lock:
                 ended = [name for name in own if self._starting.pop(name)]
         if ended:
-            self.end(ended)
+            self.abort(ended)
 
     def call[T](self, function: "Callable[[Engine], T]") -> "Future[T]":
         """The result of the function, which runs in the engine's thread between two steps."""
@@ -182,7 +183,7 @@ class EngineThread:
     def close(self) -> None:
         """Ends the thread, and waits until it has ended and the engine has nothing left to do. May be called twice."""
         check_process(self._process)
-        self._end()
+        self._stop_at_exit()
         self._thread.join()
 
     def _post[T](self, result: "Future[T]", function: "Callable[[Engine], T]") -> "Future[T]":
@@ -195,7 +196,7 @@ def check_process(creator: int) -> None:
     """Raises RuntimeError unless this process is the creator of the engine."""
     if os.getpid() != creator:
         raise RuntimeError(
-            f"this LLM belongs to process {creator} and can't be used in a forked one, as JAX does not survive a fork: "
+            f"this engine belongs to process {creator} and can't be used in a forked one, as JAX does not survive a fork: "
             "create the LLM in the new process, or use multiprocessing's start method 'spawn'"
         )
 
@@ -290,11 +291,14 @@ class _Work:
         self._tickets |= dict.fromkeys(ticket.ids, ticket)
 
     def drop(self, tickets: Iterable[Ticket]) -> None:
-        """Aborts the requests of these tickets; their readers have left."""
+        """Ends the requests of these tickets; their readers have left."""
         for ticket in tickets:
-            self._abort([request_id for request_id in ticket.ids if self._tickets.get(request_id) is ticket])
+            for request_id in ticket.ids:
+                if self._tickets.get(request_id) is ticket:
+                    del self._tickets[request_id]
+                    self._observe_end(self._engine.abort(request_id))
 
-    def end(self, request_ids: Sequence[str] | None) -> int:
+    def abort(self, request_ids: Sequence[str] | None) -> int:
         names = list(self._tickets) if request_ids is None else request_ids
         ended = [update for name in names if name in self._tickets and (update := self._engine.abort(name)) is not None]
         self._deliver(ended)
@@ -304,6 +308,7 @@ class _Work:
         updates = self._engine.step()
         self.stats = self._engine.stats()
         self._deliver(updates)
+        # Only observers must know at once; a request that was lost shows in the next step, which has no updates.
         is_idle = bool(self._observers or not updates) and not self._engine.has_work
         for observer in self._observers:
             observer.after_step(self.stats, is_idle)
@@ -320,18 +325,13 @@ class _Work:
             if ticket is None:  # aborted while the step that made this update was in flight
                 continue
             if ticket.loop is None:
-                if not _is_taken(ticket.deliver, update):
+                if not _delivered(ticket.deliver, update):
                     self.drop([ticket])
             else:
                 by_loop.setdefault(ticket.loop, []).append((ticket.deliver, update))
         for loop, items in by_loop.items():  # one wake-up per event loop and step, however many requests run
             if not _wake(loop, items):
                 self.drop({ticket for ticket in self._tickets.values() if ticket.loop is loop})
-
-    def _abort(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            self._tickets.pop(request_id, None)
-            self._observe_end(self._engine.abort(request_id))
 
     def _observe_end(self, update: Update | None) -> None:
         if update is not None and update.output is not None:
@@ -363,7 +363,7 @@ class _Work:
             error = self._refusal() if self._failure is None else EngineError(FAILED)
             error.__cause__ = self._failure
             if ticket.loop is None:
-                _is_taken(ticket.deliver, error)
+                _delivered(ticket.deliver, error)
             else:
                 _wake(ticket.loop, [(ticket.deliver, error)])
 
@@ -379,11 +379,11 @@ def _wake(loop: asyncio.AbstractEventLoop, items: Sequence[tuple[Deliver, Update
 
 def _deliver_all(items: Sequence[tuple[Deliver, Update | EngineError]]) -> None:
     for deliver, item in items:
-        _is_taken(deliver, item)
+        _delivered(deliver, item)
 
 
-def _is_taken(deliver: Deliver, item: Update | EngineError) -> bool:
-    """Delivers an item. False: its reader has failed on it, which is logged, and ends nobody else's requests."""
+def _delivered(deliver: Deliver, item: Update | EngineError) -> bool:
+    """Delivers an item. False: its reader raised, which is logged."""
     try:
         deliver(item)
     except Exception:
@@ -392,7 +392,7 @@ def _is_taken(deliver: Deliver, item: Update | EngineError) -> bool:
     return True
 
 
-def _end(work: _Work, thread: threading.Thread, process: int) -> None:
+def _stop_at_exit(work: _Work, thread: threading.Thread, process: int) -> None:
     """Nothing refers to the EngineThread any more, or Python exits."""
     if os.getpid() == process:
         work.stop()

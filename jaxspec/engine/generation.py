@@ -46,7 +46,7 @@ class Generation:
     def abort(self) -> None:
         """Aborts unfinished requests within one engine step. Undelivered updates are dropped."""
         if self._unfinished:
-            self._engine.abort(self._ticket)
+            self._engine.drop(self._ticket)
             self._unfinished.clear()
 
     def __aiter__(self) -> AsyncIterator[Update]:

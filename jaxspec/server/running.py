@@ -133,10 +133,10 @@ class RunningRequests:
         """Ends all requests with these names: their clients get the text so far, with finish_reason "abort". Returns the number
         of completions. An unknown name is not an error: its request may just have ended."""
         ids = [engine_id for name in names for engine_id in self._engine_ids.get(name, ())]
-        return await asyncio.wrap_future(self.engine.end(ids))
+        return await asyncio.wrap_future(self.engine.abort(ids))
 
     async def abort_all(self) -> int:
-        return await asyncio.wrap_future(self.engine.end())
+        return await asyncio.wrap_future(self.engine.abort())
 
 
 async def start(running: RunningRequests, request: Request, batch: RequestBatch) -> Generation:

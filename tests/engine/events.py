@@ -170,7 +170,7 @@ class Life:
                 thread.call(Engine.flush_cache)
             if self.rng.random() < 0.3:
                 place = self.rng.randrange(len(tickets))
-                thread.abort(tickets[place])
+                thread.drop(tickets[place])
                 listening[place].has_left = True
         for listener in listening:
             assert listener.has_left or listener.fails_after is not None or listener.over.wait(300), "a request without its end"

@@ -140,7 +140,7 @@ def test_calls_of_one_thread_may_be_interleaved(thread):
 def test_aborting_ends_the_requests_of_that_ticket_only(thread, engine):
     engine.allow(1)
     left, kept = Stream(thread, 30, 30), Stream(thread, 8)
-    thread.abort(left.ticket)
+    thread.drop(left.ticket)
     engine.allow(math.inf)
     assert kept.texts() == [text(8)]
     assert sorted(engine.aborted) == sorted(left.ticket.ids)
@@ -212,10 +212,10 @@ def test_after_closing_every_call_is_refused(engine):
     assert engine.aborted and not engine.has_work
     with pytest.raises(EngineClosed, match="it is closed"):
         list(stream)
-    for call in (lambda: Stream(thread, 1), thread.check_open, thread.end, lambda: thread.call(print)):
+    for call in (lambda: Stream(thread, 1), thread.check_open, thread.abort, lambda: thread.call(print)):
         with pytest.raises(EngineClosed, match="it is closed"):
             call()
-    thread.abort(stream.ticket)
+    thread.drop(stream.ticket)
 
 
 def test_a_call_that_comes_while_it_closes_is_answered(engine):
@@ -262,7 +262,7 @@ def test_a_forked_process_is_told(thread, monkeypatch):
         for call in (lambda: Stream(thread, 1), thread.close, thread.check_open):
             with pytest.raises(RuntimeError, match="can't be used in a forked one"):
                 call()
-        thread.abort(stream.ticket)  # nor does a stream that is collected there harm the parent's
+        thread.drop(stream.ticket)  # nor does a stream that is collected there harm the parent's
     assert stream.texts() == [text(3)]
 
 

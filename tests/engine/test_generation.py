@@ -139,10 +139,10 @@ async def test_while_its_grammar_compiles_a_request_can_end_and_its_time_runs(en
     params, names = SamplingParams(max_tokens=20, regex="b+"), ["one", "two", "three"]
     starting = [asyncio.ensure_future(Generation.start(engine, [GenerationRequest((1,), params)], [name])) for name in names]
     await asyncio.sleep(0.05)
-    assert await asyncio.wrap_future(engine.end(["two", "four"])) == 1
+    assert await asyncio.wrap_future(engine.abort(["two", "four"])) == 1
     gate.set()
     generations = dict(zip(names, [await each for each in starting], strict=True))
-    assert await asyncio.wrap_future(engine.end(["two"])) == 0
+    assert await asyncio.wrap_future(engine.abort(["two"])) == 0
     assert min(fake.waited) >= 0.05
     ends = {name: [update async for update in each][-1].output for name, each in generations.items()}
     assert [output and output.finish_reason for output in ends.values()] == ["length", "abort", "length"]
