@@ -106,7 +106,7 @@ def logits_on_text(
         drafted = head(embeddings[:, ahead], hidden, metadata(rows, step), None, window)
         hidden, window = drafted.hidden, drafted.window
         known = head.logits(hidden, target)[0]
-        if (ids := head.target_vocab()) is not None:
+        if (ids := head.token_map()) is not None:
             known = jnp.full((width, logits.shape[-1]), -jnp.inf).at[:, ids].set(known)
         of_target.append(logits[0, ahead])
         of_head.append(known)

@@ -67,14 +67,14 @@ class Prediction(NamedTuple):
     """The highest SamplingKind of the batch."""
     state: State
     batch: Batch
-    vocabulary: Int[Array, " v"] | None
+    token_map: Int[Array, " v"] | None
     """The target id of each of the head's ids; None: they are the same."""
     calibration: Calibration
 
     def noise(self, depth: Depth, count: int) -> Float[Array, "b m v"]:
         """The noise of the target's choices after nodes at this depth, of the tokens that the head knows, which are `count`; m is 1
         or the number of columns."""
-        ids = jnp.arange(count) if self.vocabulary is None else self.vocabulary
+        ids = jnp.arange(count) if self.token_map is None else self.token_map
         positions = self.batch.sequences.length[:, None] + jnp.atleast_1d(depth) + 1
         return noise_at(positions, self.batch.settings.seed[:, None], ids)
 
@@ -103,7 +103,7 @@ class Prediction(NamedTuple):
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
         exact. `kind`: the batch's highest, where it is known; None: `needed` tells.
         """
-        batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
+        batch, settings = self.batch, self.batch.settings
         is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
         logits = jnp.where(is_sampled, calibrated(logits, boundary(logits), weights), logits)
 
@@ -111,7 +111,7 @@ class Prediction(NamedTuple):
             length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
             positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
             context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
-            return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
+            return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], self.token_map)
 
         def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
             return apply_filters(logits, settings, rough=True)
@@ -174,8 +174,8 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
     outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than
     the head's logits suggest.
     """
-    needed, _, batch, known, calibration = prediction
-    ids = jnp.arange(logits.shape[-1]) if known is None else known
+    batch, ids = prediction.batch, prediction.token_map
+    ids = jnp.arange(logits.shape[-1]) if ids is None else ids
 
     def observe(before: Calibration) -> Calibration:
         settings, from_boundary = batch.settings, logits - boundary(logits)
@@ -203,4 +203,4 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
         of_logits = jnp.clip(before.weights[:2] + move[:2], LEAST * of_noise, MOST * of_noise)
         return Calibration(jnp.append(of_logits, of_noise), information)
 
-    return jax.lax.cond(needed > SamplingKind.GREEDY, observe, lambda same: same, calibration)
+    return jax.lax.cond(prediction.needed > SamplingKind.GREEDY, observe, lambda same: same, prediction.calibration)

@@ -157,7 +157,7 @@ class TrainedDrafter(Drafter):
     def prediction(self, state: State, batch: Batch) -> Prediction:
         """How its drafts are coupled to the target."""
         needed = highest_kind(batch.settings, ~batch.sequences.done)
-        return Prediction(needed, state, batch, self.head.target_vocab(), state.draft.calibration)
+        return Prediction(needed, state, batch, self.head.token_map(), state.draft.calibration)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,6 @@ class DraftModel(DraftHead):
     def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
         return draft_ids
 
-    def target_vocab(self) -> Int[Array, " v"] | None:
+    def token_map(self) -> Int[Array, " v"] | None:
         size = self.config.draft_vocab_size
         return None if size is None else jnp.arange(size, dtype=jnp.int32)

@@ -101,7 +101,7 @@ class Head(nnx.Module):
         """Target vocabulary ids of draft vocabulary ids."""
         return draft_ids if self.config.draft_vocab_size is None else self.draft_to_target[...][draft_ids]
 
-    def target_vocab(self) -> Int[Array, " v"] | None:
+    def token_map(self) -> Int[Array, " v"] | None:
         """The target id of each draft id; None: they are the same."""
         return None if self.config.draft_vocab_size is None else self.draft_to_target[...]
 

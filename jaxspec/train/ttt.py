@@ -136,7 +136,7 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
         outputs.append(hidden)
         counted.append(shifted(learnt, number) & (shifted(segments, number) == segments))
 
-    ids = head.target_vocab()
+    ids = head.token_map()
     has_id = jnp.ones_like(learnt) if ids is None else jnp.zeros(target.config.vocab_size, bool).at[ids].set(True)[taught.choice]
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
@@ -224,7 +224,7 @@ def _of_chunk(how, params, frozen, goal, log_sum, hidden, weights):
     """The results of `_distances` for one chunk, [b, n, ...] as in `distances`."""
     graph, target_graph, loss, decay = how
     head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
-    teacher = restricted_logits(target, goal, head.target_vocab())
+    teacher = restricted_logits(target, goal, head.token_map())
     if LOSSES[loss] is unlikely_match:
         teacher -= log_sum[..., None]
     logits = head.logits(hidden, target)

@@ -69,7 +69,7 @@ def batch_of(state: State) -> Batch:
 def predicted(head: DraftHead, state: State) -> Prediction:
     batch = batch_of(state)
     needed = highest_kind(batch.settings, ~batch.sequences.done)
-    return Prediction(needed, state, batch, head.target_vocab(), state.draft.calibration)
+    return Prediction(needed, state, batch, head.token_map(), state.draft.calibration)
 
 
 def scores_of(head: DraftHead, state: State, logits: jax.Array) -> jax.Array:
@@ -81,7 +81,7 @@ def scores_of(head: DraftHead, state: State, logits: jax.Array) -> jax.Array:
 def drafted_and_chosen(vocabulary: str):
     """Compiled once for all kinds of sampling: the head's choice and the target's, given the target's logits of many rounds."""
     _, head = heads()[vocabulary]
-    ids = head.target_vocab()
+    ids = head.token_map()
 
     @jax.jit
     def run(state, logits):
@@ -101,7 +101,7 @@ def drafted_and_chosen(vocabulary: str):
 def learning(vocabulary: str):
     """Compiled once for all temperatures: the weights after 1500 observations of a head whose logits are multiplied by a factor."""
     models, head = heads()[vocabulary]
-    ids = jnp.arange(VOCAB) if head.target_vocab() is None else head.target_vocab()
+    ids = jnp.arange(VOCAB) if head.token_map() is None else head.token_map()
 
     @jax.jit
     def run(begin, temperature, factor):
@@ -130,7 +130,7 @@ def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, n
     _, head = heads()[vocabulary]
     state = running(KINDS[name])
     logits = 2 * jax.random.normal(jax.random.key(1), (40, ROWS, 1, VOCAB))
-    ids = head.target_vocab()
+    ids = head.token_map()
     if ids is not None:  # the target can't choose what the head does not know
         logits = jnp.full_like(logits, -1e9).at[..., ids].set(logits[..., ids])
 
@@ -211,7 +211,7 @@ def test_a_token_that_the_head_does_not_know_teaches_nothing():
     models, head = heads()["own"]
     state = running(KINDS["hot"])
     batch = batch_of(state)
-    unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.target_vocab()))
+    unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.token_map()))
     logits = jax.random.normal(jax.random.key(6), (ROWS, 40))
     assert (models.drafter.learn(state, batch, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
 
