@@ -1,4 +1,4 @@
-"""Shape annotations: every dimension letter used in the project, listed once.
+"""Shape annotations, and the common dimension letters; others are said where they are used.
 
     b  sequences in a batch            w  window rows being computed now      s  window keys a row may see
     n  nodes of a draft tree           k  drafted tokens per row (topk)       j  rows of one extend (num_steps + 1)

@@ -28,6 +28,7 @@ class Verified(NamedTuple):
     """Unchanged: before penalties, bias and temperature."""
     features: Float[Array, "b n f"]
     window: tuple[KeysValues, ...]
+    """Their keys and values in each layer, not yet in the cache."""
 
 
 class Accepted(NamedTuple):

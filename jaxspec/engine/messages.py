@@ -83,7 +83,7 @@ def _whole(dtype: str, shape: tuple[int, ...], is_kept: bool = False) -> _Whole:
 
 @lru_cache(1024)
 def described(program: Any) -> tuple[str, tuple[Any, ...]]:
-    """A program (a dataclass) as its kind and the values of its fields, in which a tree is its three numbers."""
+    """A program (a dataclass) as its kind and the values of its fields, in which a tree is those of its own."""
     fields = (tuple(vars(each).values()) if is_dataclass(each) else each for each in vars(program).values())
     return type(program).__name__, tuple(fields)
 

@@ -1,4 +1,4 @@
-"""Which chunks of a step run in one program. Plain Python.
+"""Which chunks of a step run in one program.
 
 Chunks in one program run at the same time, so none of them may read or write a page that another one writes. The prefix cache makes
 such pairs: a chunk's pages are published when it is planned, and the next prompt of the same step may begin with them.

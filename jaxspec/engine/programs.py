@@ -105,8 +105,8 @@ class Programs:
         self.use(table or ProgramTable((), (), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
-        """The compiled program. It takes weights, state and what its kind needs; it returns a ProgramOutput or, where nothing is
-        reported, a State.
+        """The compiled program. It takes weights, state and what its kind needs; it returns the new State, or a NamedTuple with it
+        as `state`.
 
         Compiles the program at its first use, unless this set is sealed.
         """

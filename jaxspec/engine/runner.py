@@ -353,8 +353,8 @@ class Runner:
                 self.uploaded_bytes += leaf.nbytes
 
     def run(self, program: Program, *arguments: Any) -> Any:
-        """Launches the program, here and in the other processes of the group, and keeps its state. Returns its output: a
-        ProgramOutput or, without a report, the state."""
+        """Launches the program, here and in the other processes of the group, and keeps its state. Returns its output: the
+        new State, or a NamedTuple with it as `state`."""
         started, inputs = time.perf_counter(), [each.array if isinstance(each, Placed) else each for each in arguments]
         if new := [each for each in arguments if not isinstance(each, Placed)]:
             self._count_uploads(new)
