@@ -54,6 +54,23 @@ class Draft(NamedTuple):
     """Arrays that its `learn` reads; nothing else does."""
 
 
+class DraftTraits(NamedTuple):
+    """What decides which trees a drafter can draft, and which of them pay."""
+
+    max_topk: int = 0
+    """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
+    max_steps: int | None = None
+    """The deepest (TreeShape.num_steps); None: any."""
+    lags: bool = False
+    """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
+    from_text: bool = False
+    """It looks texts up, at any depth for the same time: TreeShape.head_steps does not limit it."""
+    limits_head: bool = False
+    """Its trees may have head_steps: it drafts from the text, and otherwise too."""
+    max_head_steps: int | None = None
+    """Then, the deepest of these; None: any."""
+
+
 class Drafter(ABC):
     """A source of drafts. `state.draft` is its own; everything else of the state it may read and must not change.
 
@@ -66,20 +83,9 @@ class Drafter(ABC):
     """The layers of the target whose input residual streams make the feature; (): the hidden after its final norm."""
     feature_size: int = 0
     """Width of the feature of one position; 0: it reads none."""
-    lags: bool = False
-    """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
     first_slot: int = 1
     """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
-    max_topk: int
-    """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
-    max_steps: int | None = None
-    """The deepest (TreeShape.num_steps); None: any."""
-    from_text: bool = False
-    """It looks texts up, at any depth for the same time: TreeShape.head_steps does not limit it."""
-    limits_head: bool = False
-    """Its trees may have head_steps: it drafts from the text, and otherwise too."""
-    max_head_steps: int | None = None
-    """Then, the deepest of these; None: any."""
+    traits: DraftTraits
     source: str = "head"
     """What /metrics and answers call it beside others."""
     source_names: tuple[str, ...] = ()
@@ -137,7 +143,7 @@ class Models(NamedTuple):
 class NoDrafter(Drafter):
     """Plain decoding: proposes the root only."""
 
-    max_topk = 0
+    traits = DraftTraits()
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
@@ -179,16 +185,19 @@ class Merged(Drafter):
         if len({(each.capture, each.feature_size) for each in readers}) > 1:
             layers = ", ".join(str(each.capture) for each in readers)
             raise ValueError(f"merged drafters must read the same layers of the target, got {layers}: leave out all but one")
+        traits = [each.traits for each in self.sources]
         self._derive(
             weights=tuple(each.weights for each in self.sources),
             capture=readers[0].capture if readers else (),
             feature_size=readers[0].feature_size if readers else 0,
-            lags=any(each.lags for each in self.sources),
             first_slot=min(each.first_slot for each in self.sources),
-            max_topk=min(each.max_topk for each in self.sources if not each.from_text),
-            max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
-            limits_head=len({each.from_text for each in self.sources}) == 2,
-            max_head_steps=min((each.max_steps for each in self.sources if each.max_steps is not None), default=None),
+            traits=DraftTraits(
+                max_topk=min(each.max_topk for each in traits if not each.from_text),
+                max_steps=None if None in (deepest := [each.max_steps for each in traits]) else max(filter(None, deepest)),
+                lags=any(each.lags for each in traits),
+                limits_head=len({each.from_text for each in traits}) == 2,
+                max_head_steps=min((each.max_steps for each in traits if each.max_steps is not None), default=None),
+            ),
             source_names=names_of_sets([each.source for each in self.sources]),
         )
 
@@ -205,7 +214,7 @@ class Merged(Drafter):
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
-        shapes = [tree if each.from_text else tree.of_head for each in self.sources]
+        shapes = [tree if each.traits.from_text else tree.of_head for each in self.sources]
         drafts = [
             each.propose(target, own, batch, shape, coupled=coupled, scored=True) if shape.num_steps else Draft(nothing(batch))
             for (each, own), shape in zip(self._with_states(state), shapes, strict=True)

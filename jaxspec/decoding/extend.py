@@ -12,7 +12,7 @@ from jaxspec.typing import Array, Int
 @jax.named_scope("extend")
 def extend(models: Models, state: State, batch: Batch, verified: Verified, accepted: Accepted) -> State:
     """The drafter absorbs the emitted tokens. One that may lag only has their features kept by a plain cycle (`catch_up`)."""
-    if accepted.path.shape[1] == 1 and models.drafter.lags:
+    if accepted.path.shape[1] == 1 and models.drafter.traits.lags:
         return fall_behind(state, batch, verified, accepted)
     features = features_of(models, jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1))
     first = batch.sequences.length + 1

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Depth, Prediction, calibrate, uncalibrated
-from jaxspec.decoding.drafter import Draft, Drafter, NewTokens, Place
+from jaxspec.decoding.drafter import Draft, Drafter, DraftTraits, NewTokens, Place
 from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.top import top, top_of_few
@@ -127,15 +127,14 @@ class TrainedDrafter(Drafter):
     kv_cache_dtype: str = "auto"
     """As EngineConfig.draft_kv_cache_dtype."""
     weights: dict = field(default_factory=dict, compare=False, repr=False)
-    lags = True
 
     def __post_init__(self):
+        widest = self.config.draft_vocab_size or self.config.layer.vocab_size
         self._derive(
             capture=self.config.captured_layers,
             feature_size=self.config.feature_size,
             first_slot=self.config.first_slot,
-            max_topk=self.config.draft_vocab_size or self.config.layer.vocab_size,
-            max_steps=self.config.max_steps,
+            traits=DraftTraits(widest, self.config.max_steps, lags=True),
         )
 
     def with_weights(self, weights: dict) -> "TrainedDrafter":

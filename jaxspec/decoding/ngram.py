@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.drafter import RATE_PRIOR, Draft, Drafter, remembered
+from jaxspec.decoding.drafter import RATE_PRIOR, Draft, Drafter, DraftTraits, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import TOP_AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
@@ -79,8 +79,7 @@ class NgramDrafter(Drafter):
     """Tokens that are compared, at most: longer matches count as these."""
     lent: int = 0
     """Tokens of another request's text that each row may be lent (engine/text_store.py); 0: none."""
-    max_topk = PLACES
-    from_text = True
+    traits = DraftTraits(max_topk=PLACES, from_text=True)
     source = "ngram"
 
     def empty(self, sizes: Sizes) -> NgramState:

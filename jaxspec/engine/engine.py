@@ -65,11 +65,7 @@ class Engine:
         self.config, self.tree, self.tokenizer, self.clock = config, tree, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
-        adaptive = config.adaptive and drafter.max_topk > 0
-        self.trees = TreeChoice(
-            tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags,
-            limits_head=drafter.limits_head, from_text=drafter.from_text,
-        )  # fmt: skip
+        self.trees = TreeChoice(config, tree, drafter.traits)
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
@@ -372,7 +368,8 @@ def mark_in_flight(launched: list[Launched]) -> None:
 
 def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None:
     """Raises ValueError if the trees need a drafter and there is none, or need a wider one."""
-    if not drafter.max_topk:
+    traits = drafter.traits
+    if not traits.max_topk:
         if tree.num_steps > 0:
             raise ValueError(
                 f"speculation with the tree {tree} needs a draft head: give one, ngram=True, or TreeShape(num_steps=0)"
@@ -383,15 +380,15 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
             )
         return
     trees = (tree, *config.request_trees, *config.adaptive_trees)
-    if not drafter.limits_head and (limited := [str(tree) for tree in trees if tree.head_steps is not None]):
+    if not traits.limits_head and (limited := [str(tree) for tree in trees if tree.head_steps is not None]):
         raise ValueError(
             f"the fourth number of {', '.join(limited)} (head_steps) limits a head beside n-gram drafts, and this engine has not "
             "both: leave it out, or give a draft head and ngram=True"
         )
-    if (widest := max(tree.topk for tree in trees)) > drafter.max_topk:
-        raise ValueError(f"topk={widest} is more than the {drafter.max_topk} tokens that the head drafts among: lower topk")
+    if (widest := max(tree.topk for tree in trees)) > traits.max_topk:
+        raise ValueError(f"topk={widest} is more than the {traits.max_topk} tokens that the head drafts among: lower topk")
     of_heads, deepest = max(tree.head_steps or 0 for tree in trees), max(tree.num_steps for tree in trees)
-    if drafter.max_head_steps is not None and of_heads > drafter.max_head_steps:
-        raise ValueError(f"head_steps={of_heads} is more than the {drafter.max_head_steps} tokens that a block drafts: lower it")
-    if drafter.max_steps is not None and deepest > drafter.max_steps:
-        raise ValueError(f"num_steps={deepest} is more than the {drafter.max_steps} tokens that a block drafts: lower num_steps")
+    if traits.max_head_steps is not None and of_heads > traits.max_head_steps:
+        raise ValueError(f"head_steps={of_heads} is more than the {traits.max_head_steps} tokens that a block drafts: lower it")
+    if traits.max_steps is not None and deepest > traits.max_steps:
+        raise ValueError(f"num_steps={deepest} is more than the {traits.max_steps} tokens that a block drafts: lower num_steps")

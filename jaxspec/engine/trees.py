@@ -6,12 +6,15 @@ Requests of one batch share a cycle, unless they ask for a tree: two programs wo
 import time
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
+from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.adaptive import AdaptiveTrees, Outlook, level_of
 from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
+
+if TYPE_CHECKING:
+    from jaxspec.decoding.drafter import DraftTraits
 
 LONGEST_CHAIN = 3
 """Adaptive engines without adaptive_trees also use a chain of up to this length: it pays at batch sizes where wide trees don't."""
@@ -58,34 +61,20 @@ class TreeChoice:
     """
 
     def __init__(
-        self,
-        tree: TreeShape,
-        adaptive: bool,
-        others: Sequence[TreeShape] = (),
-        clock: Callable[[], float] = time.perf_counter,
-        candidates: Sequence[TreeShape] = (),
-        may_lag: bool = True,
-        limits_head: bool = False,
-        from_text: bool = False,
+        self, config: EngineConfig, tree: TreeShape, traits: "DraftTraits", clock: Callable[[], float] = time.perf_counter
     ):
-        """Args:
-        tree: the configured tree.
-        others: trees that requests may ask for, but which are never chosen otherwise.
-        candidates: as for `adaptive_trees`.
-        may_lag: the drafter may be left out of plain cycles (Drafter.lags).
-        limits_head: it merges a head with n-grams (Drafter.limits_head).
-        from_text: it has n-grams alone (Drafter.from_text).
-        """
-        self.own = adaptive_trees(tree, candidates, limits_head=limits_head) if adaptive else (tree,)
+        """`tree`: the configured one. `traits`: the drafter's."""
+        is_adaptive = config.adaptive and traits.max_topk > 0
+        self.own = adaptive_trees(tree, config.adaptive_trees, limits_head=traits.limits_head) if is_adaptive else (tree,)
         """The trees to choose from."""
-        self.all = tuple(dict.fromkeys((*self.own, *others)))
+        self.all = tuple(dict.fromkeys((*self.own, *config.request_trees)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
         """Tokens that a cycle emits per request, at most."""
-        self.lags = may_lag and PLAIN in self.all
+        self.lags = traits.lags and PLAIN in self.all
         """Plain cycles leave the drafter out, so it lags and catches up."""
-        self._of_text = [tree for tree in self.own if tree.num_steps and (from_text or tree.head_steps == 0)]
+        self._of_text = [tree for tree in self.own if tree.num_steps and (traits.from_text or tree.head_steps == 0)]
         self._depths = {tree.num_steps for tree in self._of_text}
-        self._reads_text = from_text or limits_head
+        self._reads_text = traits.from_text or traits.limits_head
         self._adaptive = AdaptiveTrees(self.own, self._of_text) if len(self.own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None

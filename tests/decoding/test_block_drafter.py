@@ -247,4 +247,4 @@ def test_what_a_block_can_not_do_is_refused():
     with pytest.raises(ValueError, match="head_steps=6 is more than the 5 tokens that a block drafts: lower it"):
         tiny_engine(TreeShape(7, 2, 5, 6), target=TARGET, head=head, ngram=True)
     deeper = Merged((BlockDrafter.of(head), NgramDrafter()))
-    assert deeper.max_steps is None and Merged((BlockDrafter.of(head),) * 2).max_steps == 5
+    assert deeper.traits.max_steps is None and Merged((BlockDrafter.of(head),) * 2).traits.max_steps == 5

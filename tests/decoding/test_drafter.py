@@ -17,7 +17,7 @@ TARGET, TREE = engine_target(), TreeShape(3, 2, 5)
 def test_no_drafter_has_no_state_and_proposes_the_root():
     engine = tiny_engine(PLAIN, target=TARGET)
     assert engine.runner.state.draft == () and engine.runner.params["draft"] == ()
-    assert engine.runner.state.features.lagging.size == 0 and not NoDrafter().max_topk
+    assert engine.runner.state.features.lagging.size == 0 and not NoDrafter().traits.max_topk
 
 
 def test_drafters_that_read_different_features_are_refused():

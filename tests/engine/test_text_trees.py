@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.defaults import UNASKED
 from jaxspec.engine.adaptive import LEVELS, AdaptiveTrees, DraftFactors, Outlook
 from jaxspec.engine.request import GenerationRequest, Request
@@ -25,7 +26,8 @@ class Served:
 
     def __init__(self):
         self.now, self.cycles = 0.0, list[TreeShape]()
-        self.trees = TreeChoice(PLAIN, True, clock=lambda: self.now, candidates=UNASKED[None], may_lag=False, from_text=True)
+        config = EngineConfig(adaptive=True, adaptive_trees=UNASKED[None])
+        self.trees = TreeChoice(config, PLAIN, NgramDrafter.traits, lambda: self.now)
 
     def serve(self, text: list[int], ready: Sequence[TreeShape] = READY) -> float:
         """Decodes the text behind its prompt, and says how many times as fast as plain decoding that was."""

@@ -4,10 +4,12 @@ import gc
 import random
 import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.decoding.drafter import DraftTraits
 from jaxspec.engine.adaptive import OWN_PRIOR
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import HeldPages
@@ -20,6 +22,7 @@ from tests.engine.served import served
 from tests.sets import exhaustive
 
 CHAIN = TreeShape(3, 1, 4)
+ADAPTIVE, OF_HEAD = EngineConfig(adaptive=True), DraftTraits(max_topk=8, lags=True)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
 PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 1.2)]
 
@@ -81,7 +84,7 @@ def test_an_adaptive_engine_measures_at_its_start():
 
 def test_only_undisturbed_cycles_are_timed():
     now = [0.0]
-    trees = TreeChoice(TreeShape(3, 1), True, others=(TreeShape(2, 1),), clock=lambda: now[0])
+    trees = TreeChoice(replace(ADAPTIVE, request_trees=(TreeShape(2, 1),)), TreeShape(3, 1), OF_HEAD, lambda: now[0])
     tree = trees.all[0]
 
     def request(own: TreeShape | None = None, lag: int = 0) -> Request:
@@ -119,7 +122,7 @@ def test_only_undisturbed_cycles_are_timed():
 
 def test_what_a_request_accepted_goes_with_it():
     """Each request keeps its own factor, of the cycle that was read; nothing else remembers a request that has ended."""
-    trees = TreeChoice(TreeShape(3, 1), True)
+    trees = TreeChoice(ADAPTIVE, TreeShape(3, 1), OF_HEAD)
     good, bad = (Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None)) for name in "ab")
     trees.choose = lambda _requests, _batches, _ready: CHAIN
     for _ in range(20):
@@ -137,7 +140,7 @@ def test_what_a_request_accepted_goes_with_it():
 
 
 def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
-    trees = TreeChoice(TreeShape(3, 1), True)
+    trees = TreeChoice(ADAPTIVE, TreeShape(3, 1), OF_HEAD)
     request = Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None))
 
     def behind(tree: TreeShape) -> list[Request]:
@@ -150,13 +153,13 @@ def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
         assert behind(PLAIN) == [] and request.held.lag == lag
     assert behind(PLAIN) == [request] and request.held.lag == 1
     assert behind(TreeShape(3, 1)) == [request] and request.held.lag == 0
-    TreeChoice(PLAIN, False, may_lag=False).plan([request], [1], [PLAIN], prefills=False)
+    TreeChoice(EngineConfig(), PLAIN, DraftTraits()).plan([request], [1], [PLAIN], prefills=False)
     assert request.held.lag == 0
 
 
 def test_a_tree_that_is_not_ready_is_replaced_by_the_choice_of_the_engine():
     chain = TreeShape(2, 1)
-    trees = TreeChoice(TreeShape(3, 1), False, others=(chain,))
+    trees = TreeChoice(EngineConfig(request_trees=(chain,)), TreeShape(3, 1), OF_HEAD)
     first, second = (
         Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None), tree=tree)
         for name, tree in (("a", chain), ("b", None))
@@ -179,5 +182,5 @@ def test_trees_of_an_adaptive_engine():
     for tree, expected in merged.items():
         assert adaptive_trees(TreeShape.of(tree), limits_head=True) == tuple(map(TreeShape.of, expected.split()))
     assert adaptive_trees(TreeShape(5, 4, 8), others, limits_head=True) == adaptive_trees(TreeShape(5, 4, 8), others)
-    assert TreeChoice(TreeShape(5, 4, 8), False).all == (TreeShape(5, 4, 8),)
-    assert TreeChoice(TreeShape(5, 4, 8), True).most_emitted == 6
+    assert TreeChoice(EngineConfig(), TreeShape(5, 4, 8), OF_HEAD).all == (TreeShape(5, 4, 8),)
+    assert TreeChoice(ADAPTIVE, TreeShape(5, 4, 8), OF_HEAD).most_emitted == 6
