@@ -69,7 +69,7 @@ class Engine:
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
-        drafted, accepted = (Counter(dict.fromkeys(self.runner.merge.drafter.source_names, 0)) for _ in range(2))
+        drafted, accepted = (Counter(dict.fromkeys(drafter.source_names, 0)) for _ in range(2))
         self.counts = EngineStats(
             total_pages=self.pages.num_pages, page_size=self.pages.page_size,
             accepted_per_position=[0] * (self.trees.most_emitted - 1), drafted_by_source=drafted, accepted_by_source=accepted,
@@ -84,13 +84,9 @@ class Engine:
         self.output = Output(self.scheduler, self.counts, clock)
         self.recovery = Recovery(self.runner, self.scheduler, self.trees, self.output, self.counts)
         self._limits = Limits(
-            self.vocab_size,
-            self.context_length,
-            MAX_STOP_TOKENS,
-            target.config.eos_token_ids,
-            tokenizer is not None,
-            self.trees.all,
-        )
+            vocab_size=self.vocab_size, context_length=self.context_length, max_stop_tokens=MAX_STOP_TOKENS,
+            eos_token_ids=target.config.eos_token_ids, has_tokenizer=tokenizer is not None, trees=self.trees.all,
+        )  # fmt: skip
         self.lending = Lending(TextStore(config.ngram_share << 20)) if config.ngram_share else None
         self._added = 0
         """Requests so far: the number of the next one, from which its seed follows."""

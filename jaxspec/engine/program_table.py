@@ -77,10 +77,9 @@ class ProgramTable:
         # Half a chunk: the share of one of two prompts.
         chunks = sorted({max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)})
         prompts = [min(config.prefill_chunk // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
-        own_first = not config.is_lossy
-        lent = LENT if config.ngram_share else 0
         return cls(
-            tuple(sorted(batches)), tuple(chunks), tuple(prompts), pages, tuple(own), tuple(trees), catches_up, lent, own_first
+            batches=tuple(sorted(batches)), chunks=tuple(chunks), prompts=tuple(prompts), pages=pages, own=tuple(own),
+            trees=tuple(trees), catches_up=catches_up, lent=LENT if config.ngram_share else 0, own_first=not config.is_lossy,
         )  # fmt: skip
 
     @property
@@ -181,3 +180,7 @@ class ProgramTable:
         if isinstance(program, PrefillProgram):
             return self.chunks.index(program.chunk)
         return self.batches.index(program.size) if program.size in self.batches else 0
+
+
+NO_PROGRAMS = ProgramTable(batches=(), chunks=(), prompts=(), pages=0, own=(), trees=(), catches_up=False)
+"""Of programs that are compiled by name only."""

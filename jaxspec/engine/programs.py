@@ -27,7 +27,7 @@ from jaxspec.decoding.programs import CycleProgram, Program
 from jaxspec.decoding.state import State
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
-from jaxspec.engine.program_table import ProgramCount, ProgramTable
+from jaxspec.engine.program_table import NO_PROGRAMS, ProgramCount, ProgramTable
 from jaxspec.engine.progress import CompilingProgress
 from jaxspec.placement import ONE_DEVICE, Placement
 from pallas_kernels.dispatch import lowered_for
@@ -69,7 +69,7 @@ class Programs:
         merge: Callable[[dict], Models],
         params: dict,
         state: State,
-        table: ProgramTable | None = None,
+        table: ProgramTable = NO_PROGRAMS,
         placement: Placement = ONE_DEVICE,
         group: HostGroup = ALONE,
     ):
@@ -102,7 +102,7 @@ class Programs:
         self._stopping = False
         self._progress = CompilingProgress(shown=False)
         """Of the background compiler since it last had nothing to do."""
-        self.use(table or ProgramTable((), (), (), 0, (), (), False))
+        self.use(table)
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
         """The compiled program. It takes weights, state and what its kind needs; it returns the new State, or a NamedTuple with it

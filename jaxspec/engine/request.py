@@ -63,8 +63,9 @@ class GenerationRequest:
         """For its text; with offsets if it asks for log probabilities or trees."""
         params = self.params
         return Detokenizer(
-            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
-            with_offsets=self.wants_trees or params.logprobs is not None, prompt=self.prompt,
+            tokenizer, params.stop, skip_special_tokens=params.skip_special_tokens, min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output, with_offsets=self.wants_trees or params.logprobs is not None,
+            prompt=self.prompt,
         )  # fmt: skip
 
 

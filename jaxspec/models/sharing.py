@@ -185,18 +185,18 @@ def parts_of(arrays: Mapping[str, Any], axis: Axis, shares: Shares) -> dict[str,
     dimensions = {name: int((name == KERNEL) != axis.is_input) for name in arrays}  # other matrices are transposed
     if axis.is_input:
         divided = {name: array for name, array in arrays.items() if array.ndim == 2}
-        ranges = dict.fromkeys(divided, (0, shares.input_size(axis)))
+        numbers = dict.fromkeys(divided, range(shares.input_size(axis)))
     else:
-        divided, ranges = dict(arrays), _outputs(arrays, dimensions)
-    size = max(end for _, end in ranges.values())
+        divided, numbers = dict(arrays), _outputs(arrays, dimensions)
+    size = max(each.stop for each in numbers.values())
     return {
-        name: _part(axis, shares, size, dimensions[name], array.shape[dimensions[name]], *ranges[name])
+        name: _part(axis, shares, size, numbers[name], dimensions[name], array.shape[dimensions[name]])
         for name, array in divided.items()
     }
 
 
-def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """The outputs that each array belongs to, first and end: all, but for the weights of a Beside."""
+def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[str, range]:
+    """The outputs that each array belongs to: all, but for the weights of a Beside."""
     weights = [name for name in arrays if name != BIAS] or [BIAS]
     places = {name: int(found[1]) if (found := BESIDE.match(name)) else 0 for name in weights}
     sizes = [
@@ -204,19 +204,19 @@ def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[s
         for place in sorted(set(places.values()))
     ]
     ends = list(itertools.accumulate(sizes, initial=0))
-    return {name: (ends[places[name]], ends[places[name] + 1]) if name in places else (0, ends[-1]) for name in arrays}
+    return {name: range(ends[places[name]], ends[places[name] + 1]) if name in places else range(ends[-1]) for name in arrays}
 
 
-def _part(axis: Axis, shares: Shares, size: int, dimension: int, length: int, begin: int, end: int) -> Division:
-    """Of a dimension of this length, which stands for the numbers begin <= i < end of an axis of this size, or for their blocks."""
+def _part(axis: Axis, shares: Shares, size: int, numbers: range, dimension: int, length: int) -> Division:
+    """Of a dimension of this length, which stands for these numbers of an axis of this size, or for their blocks."""
 
     def scaled(number: int) -> int:
-        return number * length // (end - begin)
+        return number * length // len(numbers)
 
-    inside = [begin <= start < end for start in shares.starts(axis.name, size)]
+    inside = [start in numbers for start in shares.starts(axis.name, size)]
     stretches = tuple(
         tuple(
-            slice(scaled(each.start - begin), scaled(each.stop - begin))
+            slice(scaled(each.start - numbers.start), scaled(each.stop - numbers.start))
             for each in itertools.compress(shares.slices(axis.name, device, size), inside)
         )
         for device in range(shares.devices)
