@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.config import EngineConfig
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, admit
-from jaxspec.engine.device_state import new_state
+from jaxspec.engine.models import new_state
 from jaxspec.placement import Placement
 from jaxspec.rope import inverse_frequencies
 from jaxspec.sampling_params import SamplingParams

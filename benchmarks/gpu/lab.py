@@ -16,7 +16,7 @@ from jaxspec.checkpoints.storing import Storing, config_stored_as
 from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
-from jaxspec.engine.device_state import Merger
+from jaxspec.engine.models import Merger
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model

@@ -18,7 +18,7 @@ from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, names_of
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import FROM_TEXT, SMOLLM2, SMOLLM2_SAMPLING, draft_path, model_directory
-from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
+from jaxspec.engine.device import GRAPHS_SINCE, driver_version, makes_graphs
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation

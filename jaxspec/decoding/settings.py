@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
     The defaults are one row with neutral values: greedy decoding without stop tokens. `settings_row` and `neutral_settings`
     take dtypes and shapes from them. A field with the name of a SamplingParams field gets its value, unless
-    engine/device_state.py computes another.
+    engine/inputs.py computes another.
     """
 
     kind: Int[Array, " r"] = neutral(SamplingKind.GREEDY, np.int32)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
-from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.masking import Masking
+from jaxspec.engine.models import drafter_of
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery

@@ -26,21 +26,12 @@ from jaxspec.decoding.programs import (
     SettleProgram,
 )
 from jaxspec.decoding.state import Sizes, State, words_of
-from jaxspec.engine.device_state import (
-    Merger,
-    addressable_pages,
-    admission,
-    check_kernel,
-    kernels_of,
-    memory_limit,
-    new_state,
-    padded_table,
-    prefill_chunk,
-    thresholds_of,
-)
+from jaxspec.engine.device import addressable_pages, check_kernel, memory_limit
 from jaxspec.engine.hosts import ALONE, HostGroup
+from jaxspec.engine.inputs import admission, padded_table, prefill_chunk
 from jaxspec.engine.launched import Launched, emitted, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
+from jaxspec.engine.models import Merger, kernels_of, new_state, thresholds_of
 from jaxspec.engine.output import Emitted
 from jaxspec.engine.placed import Placed, PlacedInputs, leaves_to_send
 from jaxspec.engine.prefill_groups import grouped

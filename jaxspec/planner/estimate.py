@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxspec.config import FP8, ModelConfig, TreeShape
-from jaxspec.engine.device_state import ADDRESSABLE_ENTRIES, cache_bytes_per_token
+from jaxspec.engine.device import ADDRESSABLE_ENTRIES
+from jaxspec.engine.models import cache_bytes_per_token
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.engine.device_state import makes_graphs
+from jaxspec.engine.device import makes_graphs
 from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
 from jaxspec.planner.gpus import DRIVER, Gpu

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxspec.commands.common import table
-from jaxspec.engine.device_state import GRAPHS_SINCE
+from jaxspec.engine.device import GRAPHS_SINCE
 from jaxspec.models.sharing import Shares
 from jaxspec.planner.details import details
 from jaxspec.planner.plan import Plan

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram, PrefillProgram, Program, ProposeProgram, SettleProgram
 from jaxspec.decoding.state import Sizes
-from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, new_state
+from jaxspec.engine.models import Merger, drafter_of, kernels_of, new_state
 from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model

@@ -12,8 +12,8 @@ from jaxspec.decoding.head_drafter import HeadDrafter, HeadState
 from jaxspec.decoding.prefill import Chunk
 from jaxspec.decoding.settings import Settings
 from jaxspec.decoding.state import Admission, Sizes, State
-from jaxspec.engine import device_state as engine
-from jaxspec.engine.device_state import new_state
+from jaxspec.engine import inputs
+from jaxspec.engine.models import new_state
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
@@ -61,13 +61,13 @@ def request(params: SamplingParams, prompt: Sequence[int] = (0,)) -> Request:
 
 def settings_of(params: Sequence[SamplingParams], vocab_size: int, prompt: Sequence[int] = (0,)) -> Settings:
     """One row per request, all with this prompt."""
-    rows = [engine.settings(request(each, prompt), vocab_size) for each in params]
+    rows = [inputs.settings(request(each, prompt), vocab_size) for each in params]
     return jax.tree.map(lambda *fields: jnp.asarray(np.concatenate(fields)), *rows)
 
 
 def admission_of(params: SamplingParams, prompt: Sequence[int], *, rows: int, max_length: int, vocab_size: int) -> Admission:
     """The same request in rows 0, 1, ..."""
-    one = engine.admission(request(params, prompt), vocab_size, max_length, None)
+    one = inputs.admission(request(params, prompt), vocab_size, max_length, None)
     several = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), rows, 0), one)
     return several._replace(row=jnp.arange(rows, dtype=jnp.int32))
 

@@ -19,8 +19,8 @@ from jaxspec.decoding.drafter import Merged, NewTokens
 from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.decoding.state import Sequences, Sizes, State, gather, put_sequences
 from jaxspec.decoding.tree import Tree, rank
-from jaxspec.engine.device_state import new_state
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.models import new_state
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import Kernels

@@ -20,9 +20,9 @@ from jaxspec.checkpoints.storing import Storing, config_stored_as
 from jaxspec.config import FP8, EngineConfig, TreeShape
 from jaxspec.decoding.drafter import Drafter, Merged, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter
-from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.engine import check_trees
 from jaxspec.engine.hosts import Hosts
+from jaxspec.engine.models import drafter_of
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_block, random_head

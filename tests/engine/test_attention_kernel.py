@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.engine.device_state import check_kernel, drafter_of, kernels_of
+from jaxspec.engine.device import check_kernel
+from jaxspec.engine.models import drafter_of, kernels_of
 from jaxspec.models.layers import Attention, causal_metadata
 from jaxspec.models.linear import Kernels, Linear
 from jaxspec.models.registry import LoadedHead, LoadedTarget

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
-from jaxspec.engine.device_state import cache_bytes_per_token, kernels_of
+from jaxspec.engine.models import cache_bytes_per_token, kernels_of
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import Kernels
 from jaxspec.testing import engine_target, random_head, tiny_engine

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
-from jaxspec.engine.device_state import addressable_pages, memory_limit
+from jaxspec.engine.device import addressable_pages, memory_limit
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs

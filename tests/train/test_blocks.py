@@ -8,7 +8,7 @@ import pytest
 from jaxspec.decoding.block_drafter import BlockDrafter, block_logits
 from jaxspec.decoding.drafter import NewTokens
 from jaxspec.decoding.state import Sequences, Sizes, State, gather, put_sequences
-from jaxspec.engine.device_state import new_state
+from jaxspec.engine.models import new_state
 from jaxspec.testing import engine_target, random_block
 from jaxspec.train.blocks import TRAINING_BLOCKS, decay_of, drafted, drawn_roots, unroll_blocks
 from jaxspec.train.ttt import Rows, teach
