@@ -2,8 +2,11 @@
 call. A whole answer is a stream of one update."""
 
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from pydantic_core import from_json
 
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.model import ServedModel
@@ -60,6 +63,15 @@ class AnswerParts:
     def _end(self) -> list[Change]:
         was_open, self._is_open = self._is_open, False
         return [Change("ended", len(self.parts) - 1, self.parts[-1])] if was_open else []
+
+
+def is_unfinished(arguments: str) -> bool:
+    """Whether a call's arguments are the beginning of a JSON object only, as the answer ended within them."""
+    for allow_partial in (False, True):
+        with suppress(ValueError):
+            from_json(arguments or "{", allow_partial=allow_partial)
+            return allow_partial
+    return False  # the model wrote no JSON
 
 
 def as_update(output: GenerationOutput) -> Update:

@@ -7,9 +7,9 @@ import pytest
 
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.tool_formats import TOOL_FORMATS
-from tests.server.conftest import CHAT, USER, Client, served
+from tests.server.conftest import CHAT, MESSAGES, RESPONSES, USER, Client, served
 from tests.server.fakes import TOOL_TEMPLATE, byte_tokenizer
-from tests.server.notations import CHAT_TOOLS, FUNCTIONS, WEATHER
+from tests.server.notations import ANTHROPIC_TOOLS, CHAT_TOOLS, FLAT_TOOLS, FUNCTIONS, WEATHER
 from tests.server.test_bad_input import refusal
 
 TOOL = CHAT_TOOLS[0]
@@ -92,6 +92,33 @@ def test_a_call_that_was_cut_off_has_the_reason_of_its_end(client: Client):
     client.engine.text = CALLS
     response = client.post(CHAT, messages=USER, tools=[TOOL], max_tokens=CALLS.index('is"')).json()["choices"][0]
     assert response["finish_reason"] == "length" and functions(response["message"]) == [("weather", '{"city": "Par')]
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason", "arguments"),
+    [("aris", "stop", '{"city": "P'), ("}", "stop", '{"city": "Paris"'), ("</tool_call>", "tool_calls", '{"city": "Paris"}')],
+)
+def test_a_stop_string_within_a_call_is_no_end_of_it(client: Client, stop: str, reason: str, arguments: str):
+    """Clients that are told of calls run them."""
+    client.engine.text = CALLS + "\x00"
+    body = {"messages": USER, "tools": [TOOL], "stop": stop}
+    [choice] = client.post(CHAT, **body).json()["choices"]
+    assert (choice["finish_reason"], functions(choice["message"])) == (reason, [("weather", arguments)])
+    assert client.events(CHAT, **body)[-1]["choices"][0]["finish_reason"] == reason
+    status = "completed" if reason == "tool_calls" else "incomplete"
+    items = client.post(RESPONSES, input="hi", tools=FLAT_TOOLS, stop=stop).json()["output"]
+    assert [item["status"] for item in items] == ["completed", status]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "stop_reason"), [('"P', "stop", "end_turn"), ("", "stop", "end_turn"), ("P}", "tool_calls", "tool_use")]
+)
+def test_a_call_that_the_model_breaks_off_is_none_and_a_malformed_one_is(client: Client, value: str, reason: str, stop_reason: str):
+    client.engine.text = f'<tool_call>{{"name": "weather", "arguments": {{"city": {value}\x00'
+    answer = client.post(CHAT, messages=USER, tools=[TOOL]).json()
+    assert answer["choices"][0]["finish_reason"] == reason
+    message = client.post(MESSAGES, messages=USER, tools=ANTHROPIC_TOOLS, max_tokens=99).json()
+    assert message["stop_reason"] == stop_reason
 
 
 def structure(client: Client) -> dict[str, Any]:

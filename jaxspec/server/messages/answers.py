@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update, is_unfinished
 from jaxspec.server.errors import ApiError
 from jaxspec.server.messages.requests import MessagesRequest
 from jaxspec.server.model import ServedModel
@@ -131,8 +131,8 @@ class MessagesBuilder(ResponseBuilder):
         matched = output.matched_stop
         if isinstance(matched, str) and matched in (self._body.stop_sequences or ()):
             return "stop_sequence", matched
-        has_calls = any(part.kind == "call" for part in self._parts.parts)
-        return "tool_use" if has_calls else "end_turn", None
+        calls = [part.text for part in self._parts.parts if part.kind == "call"]
+        return "tool_use" if calls and not is_unfinished(calls[-1]) else "end_turn", None
 
     def _response(
         self, content: list[AnswerBlock], reason: str | None, sequence: str | None, usage: AnthropicUsage

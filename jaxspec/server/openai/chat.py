@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.server.answer_parts import is_unfinished
 from jaxspec.server.logprobs import ChatLogprobs, chat_logprobs
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai.objects import Choice, OpenAIBuilder, OpenAIEvent, Usage
@@ -82,8 +83,8 @@ class ChatBuilder(OpenAIBuilder):
     def __init__(self, model: ServedModel, body: ChatRequest, batch: RequestBatch):
         super().__init__(model, body, batch)
         self._parsers = defaultdict[int, AnswerParser](lambda: AnswerParser(batch.answer))
-        self._has_calls: set[int] = set()
-        """Choices that call a tool."""
+        self._newest_arguments: dict[int, str] = {}
+        """Of choices that call a tool: those of the newest call, as far as they came."""
         self._leaves_reasoning_out = body.include_reasoning is False
 
     def choice(self, index: int, output: GenerationOutput) -> Choice:
@@ -92,7 +93,7 @@ class ChatBuilder(OpenAIBuilder):
         if answer.reasoning and not self._leaves_reasoning_out:
             message.reasoning_content = answer.reasoning
         if answer.calls:
-            self._has_calls.add(index)
+            self._newest_arguments[index] = answer.calls[-1].arguments
             message.tool_calls = [
                 ToolCallInAnswer(id=call_id(), type="function", function=CalledFunction(**call._asdict())) for call in answer.calls
             ]
@@ -129,18 +130,21 @@ class ChatBuilder(OpenAIBuilder):
                     if not self._leaves_reasoning_out:
                         deltas.append(ChatDelta(reasoning_content=text))
                 case CallStart(number, name):
-                    self._has_calls.add(index)
+                    self._newest_arguments[index] = ""
                     function = CalledFunction(name=name, arguments="")
                     call = ToolCallInAnswer(index=number, id=call_id(), type="function", function=function)
                     deltas.append(ChatDelta(tool_calls=[call]))
                 case Arguments(number, text):
+                    self._newest_arguments[index] += text
                     call = ToolCallInAnswer(index=number, function=CalledFunction(arguments=text))
                     deltas.append(ChatDelta(tool_calls=[call]))
         return deltas
 
     def _finish_reason(self, index: int, output: GenerationOutput) -> str:
-        """A complete answer that calls ends for its calls."""
-        return "tool_calls" if index in self._has_calls and output.finish_reason == "stop" else output.finish_reason
+        """A complete answer that calls ends for its calls, unless it stopped within one."""
+        arguments = self._newest_arguments.get(index)
+        is_call = arguments is not None and not is_unfinished(arguments)
+        return "tool_calls" if is_call and output.finish_reason == "stop" else output.finish_reason
 
 
 def call_id() -> str:

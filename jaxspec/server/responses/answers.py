@@ -6,7 +6,7 @@ from time import time
 from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update, thinking_tokens
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Change, as_update, is_unfinished, thinking_tokens
 from jaxspec.server.errors import ApiError
 from jaxspec.server.logprobs import ChatEntry, chat_logprobs
 from jaxspec.server.model import ServedModel
@@ -79,7 +79,8 @@ class ResponsesBuilder(ResponseBuilder):
                     events.append(self._grow(number, part, piece))
                 case Change("ended", number, part):
                     is_last = number == len(self._parts.parts) - 1
-                    events += self._end(number, part, "completed" if is_complete or not is_last else "incomplete")
+                    is_incomplete = (is_last and not is_complete) or (part.kind == "call" and is_unfinished(part.text))
+                    events += self._end(number, part, "incomplete" if is_incomplete else "completed")
         return events
 
     def _begin(self, number: int, part: AnswerPart) -> list[ResponsesEvent]:
