@@ -50,7 +50,7 @@ class Function(RequestModel):
     def schema_of_arguments(self) -> dict[str, Any]:
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        return {"type": "object", **self.parameters}
+        return {**self.parameters, "type": "object"}  # that a call has, whatever else the schema takes
 
 
 class Tool(RequestModel):

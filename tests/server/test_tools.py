@@ -137,6 +137,9 @@ def test_required_and_named_calls_follow_their_schemas(client: Client):
     assert (form["type"], len(form["tags"])) == ("tags_with_separator", 2)
     assert form["at_least_one"] is True and form["stop_after_first"] is False
     assert form["tags"][0]["content"]["json_schema"] == WEATHER and '"weather"' in form["tags"][0]["begin"]
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": ["object", "null"]}}}
+    ask(client, CALLS, tools=[tool], tool_choice="required", **THOUGHTLESS)
+    assert structure(client)["tags"][0]["content"]["json_schema"] == {"type": "object"}, "what a call has"
     ask(client, CALLS, tools=[TIME, TOOL], tool_choice=NAMED, **THOUGHTLESS)
     form = structure(client)
     assert form["stop_after_first"] and [tag["content"]["json_schema"] for tag in form["tags"]] == [WEATHER]
