@@ -146,6 +146,12 @@ def test_the_answer_continues_an_assistants_message(caller: Client):
     assert answer["content"] == [{"type": "text", "text": "fine."}]
 
 
+@pytest.mark.parametrize("system", [None, "", []])
+def test_an_empty_system_prompt_is_none(client: Client, system: Any):
+    assert client.post(MESSAGES, messages=USER, max_tokens=2, system=system).status_code == 200
+    assert bytes(client.engine.prompts[-1]).decode() == "user: hi\n"
+
+
 def test_a_stop_sequence_is_told(client: Client):
     answer = client.post(MESSAGES, messages=USER, max_tokens=30, stop_sequences=["x", "quick"]).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "quick")

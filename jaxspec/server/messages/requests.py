@@ -134,7 +134,7 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         names = ("max_tokens", "temperature", "request_id", *SharedFields.model_fields, *SAMPLING)
         own = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
     last = body.messages[-1]
-    messages = [] if body.system is None else [Message(role="system", content=content_of(body.system))]
+    messages = [] if not body.system else [Message(role="system", content=content_of(body.system))]
     for index, message in enumerate(body.messages):
         if message.content == [] and (message is not last or message.role != "assistant"):
             raise wrong(f"messages.{index}.content", "must hold a block: only an assistant's last message may be empty")
