@@ -19,6 +19,7 @@ OF_A_REQUEST = {
     "tree": ("TreeLike | None", "TreeShape | None"),
     "cache_salt": ("str | None", "CacheSalt | None"),
     "wants_trees": ("bool",),
+    "ends": ("tuple[str, ...]",),
 }
 """How each field is annotated where it is a request's, and nothing else's."""
 

@@ -55,6 +55,8 @@ class GenerationRequest:
     """It shares cached prefixes and generated texts only with requests of the same salt. None: with those that have none."""
     wants_trees: bool = False
     """Its updates show the drafted trees (Verification.tree), and where the text of each token begins."""
+    ends: tuple[str, ...] = ()
+    """Strings that end its text as params.stop does: the chat template's own."""
 
     def __post_init__(self):
         object.__setattr__(self, "prompt", tuple(self.prompt))
@@ -63,7 +65,7 @@ class GenerationRequest:
         """For its text; with offsets if it asks for log probabilities or trees."""
         params = self.params
         return Detokenizer(
-            tokenizer, params.stop, skip_special_tokens=params.skip_special_tokens, min_tokens=params.min_tokens,
+            tokenizer, (*params.stop, *self.ends), skip_special_tokens=params.skip_special_tokens, min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output, with_offsets=self.wants_trees or params.logprobs is not None,
             prompt=self.prompt,
         )  # fmt: skip

@@ -99,12 +99,14 @@ def test_a_slow_template_does_not_delay_other_conversations():
 
 def test_a_format_by_name_ends_answers_where_its_turns_end():
     with served(chat_template=ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))) as client:
-        for more in ({}, {"stop": "x"}, {"stop": ["x", "y"]}):
-            assert client.post("/v1/chat/completions", messages=USER, **more).status_code == 200
-        assert client.post("/v1/completions", prompt="a").status_code == 200
-        refused = client.post("/v1/chat/completions", messages=USER, stop=["x"] * MAX_STOP_STRINGS)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop", "with the format's own they are too many"
-    assert [params.stop for params in client.engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
+        client.engine.text = "abc[END]d"
+        for stop, said in ((None, "abc"), ("c", "ab"), (["x"] * MAX_STOP_STRINGS, "abc")):
+            [choice] = client.post("/v1/chat/completions", messages=USER, stop=stop).json()["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+        assert "[END]" in client.post("/v1/completions", prompt="a").json()["choices"][0]["text"]
+        for path, name in (("/v1/chat/completions", "stop"), ("/v1/messages", "stop_sequences")):
+            refused = client.post(path, messages=USER, max_tokens=9, **{name: ["x"] * (MAX_STOP_STRINGS + 1)})
+            assert refused.status_code == 400 and f"{name} takes up to {MAX_STOP_STRINGS} strings" in refused.text
 
 
 THINKING = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<no>{% endif %}{{ mark or '' }}"

@@ -149,9 +149,10 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     more: dict[str, Any] = {"logprobs": logprobs}
     if model.has_special(*(use.format.tags if use else ()), *(answer.reasoning[:2] if answer.reasoning else ())):
         more["skip_special_tokens"] = False  # the parser needs them
+    params = _params(body, model, names, budget, constraint, **more)
+    batch = _batch(body, model, [(tuple(ids), params)], client_names=names, answer=answer)
     ends = model.chat_template.stop if model.chat_template else ()
-    params = _params(body, model, names, budget, constraint, ends, **more)
-    return _batch(body, model, [(tuple(ids), params)], client_names=names, answer=answer)
+    return replace(batch, prompts=[replace(each, ends=ends) for each in batch.prompts])
 
 
 def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
@@ -235,15 +236,11 @@ def _batch(
 
 def _params(
     body: OpenAIRequest, model: ServedModel, client_names: Mapping[str, str], max_tokens: int, constraint: Given | None,
-    ends: Sequence[str] = (), **more: Any,
+    **more: Any,
 ) -> SamplingParams:  # fmt: skip
-    """`ends`: strings at which the answer stops besides the client's own."""
     fields: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
     given = {name: model.sampling_defaults.get(name) if value is None else value for name, value in fields.items()}
     if constraint is not None:
         given |= dict.fromkeys(CONSTRAINTS) | {constraint.name: constraint.value}
-    if ends:
-        own = given["stop"] or ()
-        given["stop"] = (*((own,) if isinstance(own, str) else own), *ends)
     given["include_stop_str_in_output"] = body.include_stop_str_in_output or body.no_stop_trim
     return sampling_params(client_names, max_tokens=max_tokens, **{**given, **more})
