@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from jaxspec.engine.driver import EngineThread
-from jaxspec.engine.request import FAILED, EngineError, GenerationRequest, RequestError, Update
+from jaxspec.engine.request import FAILED, EngineError, GenerationRequest, RefusedRequest, RequestError, Update
 
 
 class Generation:
@@ -25,22 +25,28 @@ class Generation:
 
     @classmethod
     async def start(cls, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str]) -> "Generation":
-        """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one, and
+        """Admits all requests, by these ids, or none. Raises RefusedRequest or QueueFull if the engine refuses one, and
         EngineClosed."""
         came, grammars = engine.clock(), []
+        places = {constraint: place for place, each in enumerate(requests) if (constraint := each.params.constraint)}
         with engine.starting(request_ids):
-            for constraint in filter(None, dict.fromkeys(each.params.constraint for each in requests)):
+            for constraint, place in places.items():
                 compiled = asyncio.wrap_future(engine.compile(constraint))
                 compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if this one is cancelled
                 await asyncio.wait([compiled])  # others may wait, too: a caller that is cancelled must not cancel it
                 engine.check_open()  # closing cancels it
-                grammars.append(compiled.result())  # held until the engine has the requests
+                try:
+                    grammars.append(compiled.result())  # held until the engine has the requests
+                except ValueError as error:
+                    raise RefusedRequest(error, place) from None
             generation = cls(engine, requests, request_ids, came)
         try:
             await asyncio.wrap_future(generation._ticket.admitted)
         except asyncio.CancelledError:
             generation.abort()
             raise
+        except ValueError as error:
+            raise RefusedRequest(error, len(generation._ticket.ids)) from None
         return generation
 
     def abort(self) -> None:

@@ -32,6 +32,14 @@ class RequestError(EngineError):
     """A request can't go on, by its own fault: its grammar leaves no token."""
 
 
+class RefusedRequest(ValueError):
+    """The engine refuses a request of several that were to start together, the one at this place."""
+
+    def __init__(self, error: ValueError, place: int):
+        super().__init__(str(error))
+        self.place = place
+
+
 class EngineClosed(EngineError):
     """The engine takes no more requests and has dropped those it had."""
 

@@ -121,14 +121,10 @@ def echo(value: Any, most: int = MAX_ECHO) -> str:
 def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
     """Restates an error of the engine or of SamplingParams, whose messages begin with a field, in the client's terms.
 
-    Other fields in the message are renamed too, unless their names are also English words.
-
     In:  ValueError("max_tokens must be ..."), {"max_tokens": "sampling_params.max_new_tokens"}
     Out: ApiError(400, "sampling_params.max_new_tokens must be ...", param="sampling_params.max_new_tokens")
     """
-    field, _, rest = str(error).partition(" ")
-    param = client_names.get(field, field)
-    return ApiError(400, f"{param} {_renamed(rest, {**client_names, **FLAGS})}", param=param)
+    return restated(ApiError(400, str(error), param=str(error).partition(" ")[0]), {**client_names, **FLAGS})
 
 
 def restated(error: ApiError, client_names: Mapping[str, str]) -> ApiError:
@@ -138,14 +134,15 @@ def restated(error: ApiError, client_names: Mapping[str, str]) -> ApiError:
     In:  ApiError(400, "messages.1.name must be ...", param="messages.1.name"), {"messages": "input"}
     Out: ApiError(400, "input must be ...", param="input")
     """
-    param, message = error.param, str(error)
-    for name, theirs in client_names.items():
-        if param is not None and (param == name or param.startswith(f"{name}.")):
-            message = theirs + message.removeprefix(param) if message.startswith(param) else message
-            param = theirs
-            break
-    message = re.sub(r"[a-z_]+(\.[a-z_]+)+|[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), message)
-    return ApiError(error.status, message, param=param, code=error.code)
+
+    def renamed(field: str) -> str:
+        around = [name for name in client_names if field == name or field.startswith(f"{name}.")]
+        return client_names[max(around, key=len)] if around else field
+
+    first, space, rest = str(error).partition(" ")
+    field = first.removesuffix(":")
+    message = f"{renamed(field)}{first[len(field) :]}{space}{_renamed(rest, client_names)}"
+    return ApiError(error.status, message, param=None if error.param is None else renamed(error.param), code=error.code)
 
 
 def from_engine(error: Exception) -> ApiError:
@@ -249,8 +246,16 @@ def _report(param: str, error: dict[str, Any], most: int) -> tuple[str, int]:
     return f"{param or 'the request body:'} {said}, got {shown}", len(shown)
 
 
+_WORD = re.compile(
+    r"""(?<=^and )\w+|can't be compiled: .*|"(?:\\.|[^"\\])*"?|(?<!\w)'(?:\\.|[^'\\])*'?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+""",
+    re.DOTALL,
+)
+"""What may be the name of a field; what is quoted, and the places in a grammar, are words of the client's. Behind an "and" at the
+beginning is the second of two fields at fault."""
+
+
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    return re.sub(r"[a-z]+_[a-z_]+", lambda word: names.get(word[0], word[0]), text)
+    return _WORD.sub(lambda word: names.get(word[0], word[0]), text)
 
 
 def _encodable(text: str) -> str:

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, RefusedRequest
 from jaxspec.engine.speculation import Speculation
 from jaxspec.server.errors import ApiError, refused, wrong
 from jaxspec.text.answer_parser import AnswerFormat
@@ -29,6 +29,8 @@ class RequestBatch:
     """The prompts as the client wrote them (None: as token ids), if the response shall begin with them."""
     client_names: Mapping[str, str] = field(default_factory=dict)
     """Our names of fields, and the client's where they differ: for errors."""
+    own_names: Sequence[Mapping[str, str]] = ()
+    """Such names that each prompt of several has for itself."""
     prompt_only: bool = False
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
     rid: str | list[str] | None = None
@@ -161,8 +163,9 @@ async def start(running: RunningRequests, request: Request, batch: RequestBatch)
     request.state.on_end.enter_context(running.named(names, engine_ids, None if batch.rid is None else rid))
     try:
         return await Generation.start(running.engine, requests, engine_ids)
-    except ValueError as error:
-        raise refused(error, client_names) from None
+    except RefusedRequest as error:
+        own = batch.own_names[error.place // batch.n] if batch.own_names else {}
+        raise refused(error, {**client_names, **own}) from None
 
 
 async def collect(generation: Generation) -> list[GenerationOutput]:

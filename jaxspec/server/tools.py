@@ -131,7 +131,7 @@ def chosen_tools(
         return None
     names = [tool.function.name for tool in tools]
     if named is not None and named not in names:
-        raise wrong("tool_choice", f"names {named}, which is none of the tools")
+        raise wrong("tool_choice", f'names "{named}", which is none of the tools')
     if len(set(names)) < len(names):
         raise wrong("tools", "must have different names")
     functions = [tool.function for tool in tools if named in (None, tool.function.name)]

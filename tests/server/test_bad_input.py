@@ -46,7 +46,7 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
     error = refusal(client.post(path, **body), 400)
     assert error["param"] == field
     assert field in error["message"]
-    assert client.engine.params == []  # the engine saw nothing of it
+    assert len(client.engine.params) == len(client.engine.withdrawn)  # the engine has nothing of it
 
 
 def test_neutral_values_of_what_is_not_there_yet_pass(client: Client):
@@ -78,6 +78,21 @@ def test_true_is_not_a_neutral_one(client: Client):
             GENERATE,
             {"text": "x", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 9}},
             "sampling_params.min_new_tokens (9) must not be more than sampling_params.max_new_tokens (5)",
+        ),
+        (
+            GENERATE,
+            {"text": "x", "sampling_params": {"max_new_tokens": 0, "min_new_tokens": 1}},
+            "sampling_params.min_new_tokens (1) must not be more than sampling_params.max_new_tokens (0)",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "echo": True, "max_tokens": 0, "min_tokens": 2},
+            "min_tokens (2) must not be more than max_tokens (0)",
+        ),
+        (
+            GENERATE,
+            {"text": "x", "sampling_params": {"regex": "a", "ebnf": "root ::= a"}},
+            "sampling_params.regex and sampling_params.ebnf can't be given together: a text follows one grammar",
         ),
         (COMPLETIONS, {"prompt": ["x"] * 128, "n": 3}, "n = 3 makes 384 completions of 128 prompts; a request takes at most 256"),
     ],

@@ -158,6 +158,20 @@ def test_messages_speak_of_the_clients_fields(client: Client):
         assert error["message"] == f"regex can't be given together with {named}: a text follows one grammar"
     error = refusal(client.post(RESPONSES, input="x", max_output_tokens=5, min_tokens=9), 400)
     assert error["message"] == "min_tokens (9) must not be more than max_output_tokens (5)"
+    error = refusal(client.post(RESPONSES, input="hi", max_output_tokens=60), 400)
+    assert error["message"].startswith("input has 9 tokens and max_output_tokens asks for 60 more")
+
+
+def test_words_of_the_client_are_no_names_of_fields(caller: Client):
+    choice = {"type": "function", "name": "response_format"}
+    error = refusal(caller.post(RESPONSES, input="x", tools=FLAT_TOOLS, tool_choice=choice), 400)
+    assert error["message"] == 'tool_choice names "response_format", which is none of the tools'
+    for schema, said in (
+        ({"properties": {"a": {"not": {}}}}, "can't be compiled: format.elements.1.json_schema: Unimplemented"),
+        ("max_completion_tokens", "must be a JSON schema, an object, got 'max_completion_tokens'"),
+    ):
+        error = refusal(caller.post(RESPONSES, input="x", text={"format": {"type": "json_schema", "schema": schema}}), 400)
+        assert error["param"] == "text.format.schema" and error["message"].startswith(f"text.format.schema {said}")
 
 
 def test_logprobs_are_those_of_a_chat(client: Client):

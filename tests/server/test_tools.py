@@ -282,7 +282,7 @@ def test_what_no_json_can_hold_is_the_fault_of_its_field(client: Client, value: 
 def test_a_choice_that_is_no_tool_is_named_alone(client: Client):
     tools = [{"type": "function", "function": {"name": f"{'z' * 99}{number}"}} for number in range(9)]
     error = refusal(client.post(CHAT, messages=USER, tools=tools, tool_choice=NAMED), 400)
-    assert error["message"] == "tool_choice names weather, which is none of the tools"
+    assert error["message"] == 'tool_choice names "weather", which is none of the tools'
 
 
 def test_a_structural_tag_beside_tools_must_have_a_format(client: Client):

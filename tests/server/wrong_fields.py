@@ -63,6 +63,7 @@ WRONG_FIELDS = [
     (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": True}, "stream_options"),
     (COMPLETIONS, {"prompt": "x", "stream": True, "max_tokens": -1}, "max_tokens"),
     (COMPLETIONS, {"prompt": [256], "stream": True}, "prompt"),
+    (COMPLETIONS, {"prompt": [[1], [256]], "n": 2}, "prompt.1"),
     (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo"),
     (COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0, "stream": True}, "max_tokens"),
     (COMPLETIONS, {"prompt": ["x"] * 3, "n": 86}, "n"),
@@ -115,6 +116,9 @@ WRONG_FIELDS = [
     (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"max_new_tokens": 0}]}, "sampling_params.1.max_new_tokens"),
     (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"max_new_tokens": 500}]}, "sampling_params.1.max_new_tokens"),
     (GENERATE, {"text": ["x"] * 100, "sampling_params": {"n": 3}}, "sampling_params.n"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{"n": 2}, {"n": 2, "regex": "("}]}, "sampling_params.1.regex"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": {"regex": "("}}, "sampling_params.regex"),
+    (GENERATE, {"input_ids": [[1], [256]], "sampling_params": {"n": 2}}, "input_ids.1"),
     *rows(
         GENERATE,
         {"text": "x"},

@@ -119,10 +119,13 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
     prompt_only = body.max_tokens == 0
     if prompt_only and (not body.echo or body.stream):
         raise wrong("max_tokens", "must be at least 1, or 0 with echo and without stream")
+    if prompt_only and body.min_tokens:
+        raise wrong("min_tokens", f"({body.min_tokens}) must not be more than max_tokens (0)")
     model.check_count(body.prompt, body.n, param="prompt", n_param="n")
     names = completion_names(body)
-    prompts = []
+    prompts, own_names = [], []
     for param, ids in model.prompts(body.prompt, "prompt"):
+        own_names.append({"prompt": param})
         asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
         budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
         of_prompt = body.logprobs if body.echo else None
@@ -130,7 +133,8 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
         prompts.append((tuple(ids), _params(body, model, names, budget, given_constraint(body), **logprobs)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-    return _batch(body, model, prompts, client_names=names, echo=texts if body.echo else None, prompt_only=prompt_only)
+    echo = texts if body.echo else None
+    return _batch(body, model, prompts, client_names=names, own_names=own_names, echo=echo, prompt_only=prompt_only)
 
 
 def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:

@@ -172,21 +172,24 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     prompt_only = first.max_new_tokens == 0
     if prompt_only and body.stream:
         raise wrong(names["max_tokens"], "must be at least 1, or 0 without stream")
-    prompts, repeated = [], 0
+    prompts, own_names, repeated = [], [], 0
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
+        if prompt_only and fields.min_new_tokens:
+            raise wrong(names["min_tokens"], f"({fields.min_new_tokens}) must not be more than {names['max_tokens']} (0)")
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
         budget = model.budget(len(ids), asked, default, param=name, budget_param=names["max_tokens"])
         if body.prompt_start is not None and body.prompt_start >= len(ids):
             raise wrong("logprob_start_len", f"{body.prompt_start} is not inside {name}, which has {len(ids)} tokens")
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
+        own_names.append({**names, "prompt": name})
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
         repeated += 0 if logprobs is None else (logprobs + 1) * (first.n or 1) * budget**2 // 2
     if body.stream and repeated > MAX_REPEATED:
         counts = f"the events of the stream would repeat {repeated} log probabilities, and at most {MAX_REPEATED} may be"
         raise wrong("return_logprob:", f"{counts}: leave out stream, or ask for fewer tokens or a smaller top_logprobs_num")
-    requests, client_names = requests_of(body, model, prompts, first.n), {**CLIENT_NAMES, "prompt": param}
-    return RequestBatch(requests, rid=body.rid, prompt_only=prompt_only, client_names=client_names)
+    requests = requests_of(body, model, prompts, first.n)
+    return RequestBatch(requests, client_names=CLIENT_NAMES, own_names=own_names, prompt_only=prompt_only, rid=body.rid)
 
 
 def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSampling, dict[str, str]]]:
