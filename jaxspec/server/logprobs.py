@@ -53,10 +53,25 @@ def prompt_offsets(model: ServedModel, token_ids: Sequence[int], echo: str, *, s
     """Where in `echo`, the prompt as the client wrote it or as it was decoded, the text of each token begins. The client's may hold
     special tokens, whether they are skipped or not; those that the tokenizer has put before it have no text there."""
     assert model.tokenizer is not None
-    begin = str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)).rfind(echo)
-    detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and begin < 0, with_offsets=True)
+    places = _places(str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)), echo)
+    detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and places is None, with_offsets=True)
     detokenizer.add(token_ids)
-    return [min(max(offset - max(begin, 0), 0), len(echo)) for offset in detokenizer.offsets]
+    if places is None:
+        return [min(offset, len(echo)) for offset in detokenizer.offsets]
+    return [places[min(offset, len(places) - 1)] for offset in detokenizer.offsets]
+
+
+def _places(text: str, echo: str) -> list[int] | None:
+    """Where in `echo` each character of the decoded text is, and the end. The text may begin and end with other tokens, and
+    SentencePiece's tokenizers write a space behind special ones. None: `echo` is another text."""
+    end, found, begin = len(echo), [len(echo)], text.rfind(echo)
+    for character in reversed(text if begin < 0 else text[: begin + len(echo)]):
+        if end and character == echo[end - 1]:
+            end -= 1
+        elif end and character != " ":
+            return None
+        found.append(end)
+    return None if end else found[::-1]
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

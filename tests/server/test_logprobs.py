@@ -10,7 +10,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.logprobs import chat_logprobs, completion_logprobs, prompt_offsets, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel
 from tests.server.conftest import USER, Client
-from tests.server.fakes import CONTEXT, TEXT, byte_tokenizer
+from tests.server.fakes import CONTEXT, TEXT, TREE, byte_tokenizer, sentencepiece_tokenizer, with_tags
 
 A, B = {"A": -0.65}, {"A": -0.65, "B": -0.66}
 HELLO = [-ord(character) / 100 for character in "hello"]
@@ -65,6 +65,14 @@ def test_offsets_in_an_echo_with_special_tokens():
     assert prompt_offsets(of, [begin, start, *b"hi"], "hi") == [0, 0, 0, 1]
     assert prompt_offsets(of, [start, *b"im"], "im") == [0, 0, 1], "which is in the first token, too"
     assert prompt_offsets(of, [*b"h", start, *b"i"], "hi") == [0, 1, 1], "as token ids are decoded"
+    assert prompt_offsets(of, [start, *b"i", begin], prompt[:-2] + "i") == [0, 12, 13], "with a token behind it"
+
+
+def test_offsets_where_a_space_is_decoded_behind_special_tokens():
+    tokenizer = with_tags(sentencepiece_tokenizer(), "<s>")
+    of, ids = ServedModel("fake", CONTEXT, TREE, tokenizer), tokenizer.convert_tokens_to_ids(["<s>", "<s>", "▁the", "▁say"])
+    assert tokenizer.decode(ids) == "<s><s> the say"
+    assert prompt_offsets(of, ids, "<s>the say") == [0, 0, 3, 6]
 
 
 def test_without_echo_the_prompt_is_not_scored(client: Client):
