@@ -180,6 +180,12 @@ def test_reasoning_is_separate_unless_the_client_minds(client: Client):
     assert ask(client, text, **THOUGHTLESS)["message"]["content"] == text
 
 
+def test_thinking_that_is_left_out_is_not_in_log_probabilities(client: Client):
+    body = {"messages": USER, "include_reasoning": False, "logprobs": True, "max_tokens": 9}
+    assert refusal(client.post(CHAT, **body), 400)["param"] == "include_reasoning"
+    assert client.post(CHAT, **body, **THOUGHTLESS).status_code == 200
+
+
 def prompt_of(client: Client, messages: list[dict[str, Any]], **body: Any) -> str:
     answer = client.post("/tokenize", messages=messages, **body)
     assert answer.status_code == 200, answer.text

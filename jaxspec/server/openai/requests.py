@@ -149,6 +149,8 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     default = None if logprobs is None else MAX_LOGPROBS // ((logprobs + 1) * (body.n or 1))
     budget = model.budget(len(ids), max_tokens, default, param="messages", budget_param=names["max_tokens"])
     answer = answer_format(body, model, use, text)
+    if body.logprobs and body.include_reasoning is False and answer.thinking is not Thinking.NONE:
+        raise wrong("include_reasoning", "must not be false with logprobs, which show the thinking too: leave one of them out")
     constraint = constraint_for(use, given_constraint(body), answer.reasoning, answer.thinking)
     more: dict[str, Any] = {"logprobs": logprobs}
     if model.has_special(*(use.format.tags if use else ()), *(answer.reasoning[:2] if answer.reasoning else ())):
