@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxspec.commands.common import run_guarded
 
 PROG = "jaxspec convert"
 EXAMPLES = """examples:
@@ -22,21 +23,13 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     parser = make_parser(prog)
     options = parser.parse_args(argv)
     _refuse_combinations(parser, options)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        status = _run_guarded(options, prog)
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    return status
+    return run_guarded(prog, lambda: _interruptible(options, prog))
 
 
-def _run_guarded(options: argparse.Namespace, prog: str) -> int:
-    """The command's exit status; an error becomes one line."""
+def _interruptible(options: argparse.Namespace, prog: str) -> int:
+    """The command's exit status; after Ctrl-C it says what there is."""
     try:
         return run(options)
-    except (ValueError, OSError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         finished = options.output is not None and options.output.exists()  # it was being checked
         print(f"{prog}: interrupted; {options.output if finished else 'nothing'} was written", file=sys.stderr)

@@ -6,7 +6,10 @@ finished (Product.axis). One device is a placement like any other.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,12 +43,31 @@ too. Products are then cuBLAS's, which has its own rules to choose by; Triton's 
 def available_devices() -> list[jax.Device]:
     """JAX's devices, of all processes. Raises ValueError if it finds none, such as for another platform in JAX_PLATFORMS."""
     try:
-        return jax.devices()
+        with _signals_held():
+            return jax.devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform that it knows is there
         reason = " ".join(str(error).split())[:500] or "no such platform is here"
         raise ValueError(
             f"JAX finds no devices: {reason} (JAX_PLATFORMS is {jax.config.jax_platforms!r:.80}; unset, JAX takes what is here)"
         ) from None
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Python's handlers of signals run afterwards: JAX drops whatever they raise while it loads its plugins."""
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()  # no other one may set handlers
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2) if is_main}
+    handlers = {number: handler for number, handler in known.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @dataclass(frozen=True)

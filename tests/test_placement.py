@@ -1,6 +1,8 @@
 """What each of several devices holds of a model: all of it together, heads beside their keys and values; and programs on two."""
 
+import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from jaxspec.checkpoints.storing import with_storage
 from jaxspec.models.linear import parameters
 from jaxspec.models.registry import layer_config
 from jaxspec.models.sharing import AXES, Shares, axis_of, parts_of
-from jaxspec.placement import ONE_DEVICE, Placement
+from jaxspec.placement import ONE_DEVICE, Placement, available_devices
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target
 from pallas_kernels.quantized import InBlocks, QuantizedAs
 from pallas_kernels.rows import AsInFile, ByRows
@@ -23,6 +25,23 @@ from pallas_kernels.weight import Dense
 
 WHOLE = {"weight", "draft_to_target"}
 """Last names of parameters that every device has: norms, and the token map."""
+
+
+def test_a_signal_comes_once_the_devices_are_found(monkeypatch):
+    found = []
+
+    def devices() -> list:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            found.extend(range(1000))  # a place where a handler would run
+        except:  # noqa: E722  # as JAX around the initialization of a plugin
+            found.clear()
+        return found
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(KeyboardInterrupt):
+        available_devices()
+    assert found, "not in between"
 
 
 def test_every_parameter_is_split_or_known_to_be_whole():

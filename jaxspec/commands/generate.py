@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
     bench = Workbench.of(options, tree=tree, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
-    compile_ahead(bench.models.engine, tokens, params.json_schema)
+    compile_ahead(bench.models.engine, tokens, params)
     counter = CompilationCounter()
     coloured = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     started = time.perf_counter()
@@ -101,13 +101,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def compile_ahead(engine: "Engine", tokens: Sequence[int], json_schema: Any = None) -> None:
+def compile_ahead(engine: "Engine", tokens: Sequence[int], params: SamplingParams) -> None:
     """Compiles the programs that the prompt needs with a request that is thrown away, so that compilation is not timed."""
     if sys.stderr.isatty():
         print("compiling ...", end="", file=sys.stderr, flush=True)
-    engine.add(
-        GenerationRequest(tuple(tokens), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, json_schema=json_schema))
-    )
+    short = SamplingParams(max_tokens=min(2, params.max_tokens), temperature=0.0, ignore_eos=True, json_schema=params.json_schema)
+    engine.add(GenerationRequest(tuple(tokens), short))
     while engine.has_work:
         engine.step()
     engine.flush_cache()

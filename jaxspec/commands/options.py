@@ -343,7 +343,7 @@ class Parser(argparse.ArgumentParser):
         """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)  # of the options
-        given = [re.sub("^--[a-z0-9_-]+", lambda name: name[0].replace("_", "-"), word) for word in words[:end]]
+        given = [re.sub(r"^--[a-z0-9_-]+(?=\Z|=)", lambda name: name[0].replace("_", "-"), word) for word in words[:end]]
         options, rest = self.parse_known_args([*given, *words[end:]], namespace)
         unknown = next((argument for argument in rest if argument.startswith("-") and argument in given), None)
         if unknown is not None:

@@ -66,6 +66,7 @@ _SAME_VALUE = {
     if option.sets.startswith("engine.") and option.switch is None and option.dest not in CONVERTED
 }
 """Options whose value is that of a field of EngineConfig."""
+_SWITCHES = tuple(option for option in OPTIONS.values() if option.sets.startswith("engine.") and option.switch is not None)
 _UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "config", "help", "model_dir")
 """Settings that clients don't see, even with the admin key."""
 
@@ -369,4 +370,5 @@ def _key(name: str, options: argparse.Namespace, environment: Mapping[str, str])
 
 def settings_in_use(config: EngineConfig) -> dict[str, Any]:
     """The engine's settings by the names of their options, defaults too."""
-    return {flag: vars(config)[name] for flag, name in _SAME_VALUE.items()}
+    switched = {option.dest: vars(config)[option.field.name] is option.switch for option in _SWITCHES}
+    return {flag: vars(config)[name] for flag, name in _SAME_VALUE.items()} | switched

@@ -37,6 +37,11 @@ def test_the_text_goes_to_stdout_and_the_summary_to_stderr(few, plain, capsys):
     assert re.fullmatch(r"12 tokens in [\d.]+ s, [\d.]+ tokens/s, accept length [\d.]+, ended by length\n", said.err)
 
 
+def test_a_prompt_that_leaves_room_for_one_token(few, capsys):
+    assert main(["d", *few, "--context-length", "2", "--max-tokens", "1"]) == 0
+    assert capsys.readouterr().err.startswith("1 token in ")
+
+
 def test_the_prompt_may_come_from_stdin_and_colours_change_no_character(few, plain, capsys, monkeypatch):
     text = plain("def f(")
     stop = text[3:6]

@@ -72,6 +72,7 @@ def test_a_wrong_option_is_one_line_with_the_one_that_was_perhaps_meant(capsys, 
     assert exit.value.code == 2
     assert capsys.readouterr().err == f"jaxspec x: error: {said} (see --help)\n"
     assert parser.parse_args(["--speculative_num_steps", "3", "--", "--a_b"]).prompt == "--a_b"
+    assert parser.parse_args(["--speculative_num_steps=3", "--a_b is a flag"]).prompt == "--a_b is a flag"
 
 
 def as_markdown() -> Iterator[str]:

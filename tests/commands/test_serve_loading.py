@@ -23,8 +23,8 @@ from jaxspec.commands.serve_loading import (
     readable,
     sampling_defaults,
 )
-from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import TreeShape
+from jaxspec.commands.serve_options import parse_arguments, settings_in_use
+from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.defaults import UNASKED
 from jaxspec.engine.programs import Compilation, ProgramError
@@ -237,6 +237,10 @@ def test_the_settings_that_clients_see_are_those_in_use(places):
     assert settings == replace(chosen.settings, shown=settings.shown) and not settings.tokenizer_info
     seen = {"speculative_algorithm": "EAGLE", "dtype": "float32", "max_running_requests": 3, "chunked_prefill_size": 256}
     assert {name: settings.shown[name] for name in seen} == seen and settings.shown["max_total_tokens"] is None
+    switches = ("speculative_ngram", "speculative_adaptive", "disable_radix_cache")
+    assert not any(settings.shown[name] for name in switches)
+    in_use = settings_in_use(EngineConfig(ngram=True, adaptive=True, prefix_cache=False))  # as on a CPU where nothing was asked for
+    assert all(in_use[name] for name in switches)
     assert settings.shown.keys() - chosen.settings.shown.keys() == set()
 
 

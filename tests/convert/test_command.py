@@ -193,6 +193,12 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "jaxspec convert: interrupted; nothing was written\n"
 
 
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m convert --inspect {TARGET} | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (141, "")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
