@@ -86,7 +86,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def loaded(engine) -> Any:
-    models = SimpleNamespace(engine=engine, tokenizer=engine.tokenizer, name="fake", directory=Path("/fake"))
+    models = SimpleNamespace(engine=engine, tokenizer=engine.tokenizer, name="fake", directory=Path("/fake"), longest=CONTEXT)
     return SimpleNamespace(models=models, sampling_defaults={"top_k": 7})
 
 
