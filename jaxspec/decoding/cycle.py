@@ -1,8 +1,8 @@
 """One cycle of speculative decoding: draft a tree, verify it, commit the accepted tokens, let the drafter absorb them.
 
 This is the whole algorithm; each stage has its own file. Plain decoding is the same cycle with an empty tree (num_steps = 0).
-All sizes are static, so a cycle is one compiled program, or two for requests under grammars: in between the host masks what
-may follow each node, and replaces nodes that the grammar does not allow. docs/structure.md follows one token through it.
+All sizes are static, so a cycle is one compiled program, or two where the host has a word in between: what it knows of the tree's
+tokens (masks of a grammar), or candidates of its own. docs/structure.md follows one token through it.
 """
 
 from typing import Any, NamedTuple
@@ -65,18 +65,14 @@ def settle(
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
     state = extend(models, state, batch, verified, accepted)
-    state = learn(models, state, batch, proposal, verified, masks)
+    if masks is None:  # what the target chooses under a mask says little of what it would choose
+        state = learn(models, state, batch, proposal, verified)
     drafted = Drafted(tree.tokens, tree.parents, accepted.path)
     return ProgramOutput(state, report(accepted, tree.sources), logprobs(verified, accepted, batch), drafted=drafted)
 
 
-def learn(
-    models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified, masks: UInt[Array, "b n words"] | None
-) -> State:
-    """The drafter learns from the target's choices behind the roots, but not where there are masks, of the nodes or of the row:
-    what the target chooses under one says little of what it would choose."""
-    if masks is not None:
-        return state
+def learn(models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified) -> State:
+    """The drafter learns from the target's choices behind the roots, but not where there are masks."""
     batch = batch._replace(sequences=batch.sequences.replaced(done=batch.sequences.done | batch.settings.masked))
     chosen = verified.target_tokens[:, 0]
     return state._replace(draft=models.drafter.learn(state, batch, proposal.memo, chosen))

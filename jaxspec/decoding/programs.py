@@ -122,20 +122,27 @@ class Settlement(NamedTuple):
     """[b, n] int32 each, as in Tree."""
     memo: Any
     """As it was proposed."""
-    masks: Any
-    """[b, n, words] uint32: as for settle."""
+    masks: Any = None
+    """[b, n, words] uint32: as for settle; for programs that are `masked`."""
     sources: Any = None
     """[b, n] int32, as in Tree."""
 
     @classmethod
-    def of(cls, proposal: Proposal, masks: Any) -> "Settlement":
+    def of(cls, proposal: Proposal, masks: Any = None) -> "Settlement":
         """The proposal as it is."""
         return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, masks, proposal.tree.sources)
 
 
 @dataclass(frozen=True)
 class SettleProgram(TreeProgram):
-    """The second half of a cycle, under masks."""
+    """The second half of a cycle."""
+
+    masked: bool = False
+    """It takes masks."""
+
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.tree, self.masked
 
     def run(self, models: Models, state: State, rows: Rows, page_table: PageTable, settlement: Settlement) -> ProgramOutput:
         tokens, parents, memo, masks, sources = settlement
@@ -144,11 +151,11 @@ class SettleProgram(TreeProgram):
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))
-        masks = uint32(self.batch, self.tree.num_draft_tokens, state.masks.shape[1])
+        masks = uint32(self.batch, self.tree.num_draft_tokens, state.masks.shape[1]) if self.masked else None
         return *super().inputs(state, output_of), Settlement.of(proposed.proposal, masks)
 
     def __str__(self) -> str:
-        return f"settle {self.tree}, batch {self.batch}"
+        return f"settle {self.tree}{' under masks' if self.masked else ''}, batch {self.batch}"
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):
 
 
 MASKS_ADD = 2
-"""Launches: the masks' bits are spread and cut off the logits."""
+"""Launches of a half: the masks' bits are spread and cut off the logits."""
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ MASKS_ADD = 2
 )
 def test_a_cycle_in_two_is_two_graphs(gpu_compiler, tmp_path, tree, batch):
     """Requests under grammars: nothing within a half waits for the host, and masks cost two launches, whatever the sampling."""
-    shapes = [CycleShape(tree, batch, CONTEXT, half=half) for half in ("propose", "settle", "")]
-    propose, settle, whole = compile_case(tmp_path, CASES["Llama-3.1-8B"]._replace(shapes=shapes), FEW_LAYERS)
-    for half in (propose, settle):
+    shapes = [CycleShape(tree, batch, CONTEXT, half=half) for half in ("propose", "settle", "settle under masks")]
+    halves = compile_case(tmp_path, CASES["Llama-3.1-8B"]._replace(shapes=shapes), FEW_LAYERS)
+    for half in halves:
         check_graph(half)
-    assert propose.stages["draft"] and "verify" not in propose.stages and not {"draft", "learn"} & settle.stages.keys()
+    propose, free, masked = halves
+    assert propose.stages["draft"] and "verify" not in propose.stages and "draft" not in free.stages
     for kind in SamplingKind:
-        without = [launch for launch in whole.launches_of(kind) if launch.stage not in ("draft", "learn")]
-        under = settle.launches_of(kind)
+        without, under = ([launch for launch in half.launches_of(kind) if launch.stage != "learn"] for half in (free, masked))
         assert len(under) <= len(without) + MASKS_ADD, (kind, [launch.scope for launch in under])
 
 
