@@ -237,7 +237,7 @@ def test_a_process_that_takes_too_long_is_replaced(grammars, monkeypatch):
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="other processes' limits can be read on Linux only")
 def test_a_trial_has_no_more_stack_than_the_thread_that_compiles_afterwards(grammars):
     grammars.tried(("regex", "stack")).result()
-    assert resource.prlimit(grammars._process._process.pid, resource.RLIMIT_STACK)[0] == compiling.MAX_STACK
+    assert resource.prlimit(grammars._process._process.pid, resource.RLIMIT_STACK)[0] == trial.MAX_STACK
 
 
 def test_kept_grammars_are_bounded(grammars):
