@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Needed
-from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, TensorPlan
+from jaxspec.checkpoints.layout import ReadTensor, Source, Stack, Stacked, TensorPlan
 from jaxspec.checkpoints.schemes import ALL, Awq, EightBits, FourBits, Gptq, PackedRows, Scheme, dequantised
-from jaxspec.checkpoints.tensor_files import TensorInfo, transposed
+from jaxspec.checkpoints.tensor_files import Tensor, TensorInfo
 from jaxspec.checks import Fields, Flag, ListOf, OneOrList, Text, Whole, short
 from jaxspec.config_json import SIZE
 from pallas_kernels.quantized import BLOCK, Numbers, QuantizedAs
@@ -88,9 +88,13 @@ class QuantizedStack:
         )
 
     def join(self, read: ReadTensor) -> np.ndarray:
-        """The kernel [k, n], dequantised to float32."""
+        return self.view(read).join()
+
+    def view(self, read: ReadTensor) -> Stacked:
+        """The kernel [k, n], dequantised to float32, before its projections are joined."""
         group = self.scheme.group if isinstance(self.scheme, FourBits) else None
-        return transposed(np.concatenate([dequantised(part, self.k, group or self.k) for part in self._parts(read)]))
+        parts: list[Tensor] = [dequantised(part, self.k, group or self.k) for part in self._parts(read)]
+        return Stacked(parts, is_transposed=True)
 
     def _parts(self, read: ReadTensor) -> Iterator[Numbers]:
         for module, rows in self.modules:

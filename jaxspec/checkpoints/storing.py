@@ -108,18 +108,17 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
         return {keys: source.join(checkpoint.read)}
     path = keys[:-1] if keys[-1] == MATRIX else keys
     storage, named = storage_of(config, *path), dict[str, Any]()
-    if isinstance(source, QuantizedStack):
-        if not isinstance(storage, QuantizedAs):
-            return {keys: source.join(checkpoint.read)}
+    if isinstance(source, QuantizedStack) and isinstance(storage, QuantizedAs):
         named = parameters(storage.of(source.numbers(checkpoint.read)))
-    elif isinstance(storage, AsInFile):
+    elif isinstance(source, Stack) and isinstance(storage, AsInFile):
         named = dict(zip(storage.names, _in_file(storage, source, checkpoint), strict=True))
-    elif isinstance(storage, QuantizedAs | InBlocks):
+    elif isinstance(source, Stack) and isinstance(storage, QuantizedAs | InBlocks):
         named = parameters(storage(source._replace(is_kernel=False).join(checkpoint.read).T))
-    elif keys[-1] == MATRIX and isinstance(storage, ByRows):
-        named = {"rows": source._replace(is_kernel=False).view(checkpoint.view)}
-    else:
-        return {keys: source.view(checkpoint.view)}
+    else:  # also what is published quantised, in blocks or groups that don't fit
+        view = source.view(checkpoint.view) if isinstance(source, Stack) else source.view(checkpoint.read)
+        if keys[-1] == EMBEDDING or not isinstance(storage, ByRows):
+            return {keys: view}
+        named = {"rows": replace(view, is_transposed=False)}
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
 

@@ -198,7 +198,7 @@ def test_numbers_are_read_exactly(tmp_path, name):
     """Every format, without a model: what the loader makes of a projection is what NumPy says."""
     stored, dense = published(tmp_path, name, num_layers=1)
     expected = load_target(dense, jnp.float32).params["layers"][0]
-    for storing in (Storing.DENSE, Storing.ROWS):
+    for storing in Storing:
         model = load_target(stored, jnp.float32, storing=storing)
         layer = model.merge(model.params).layers[0]
         for name in ("gate_up_proj", "down_proj"):
@@ -206,22 +206,25 @@ def test_numbers_are_read_exactly(tmp_path, name):
             np.testing.assert_allclose(found.weight.dense(jnp.float32), kernel["kernel"], rtol=3e-7, atol=1e-9)
 
 
-def test_short_groups_at_the_end_of_rows_are_dequantised(tmp_path, monkeypatch):
-    """Rows of 128 and 256 numbers in groups of 96."""
-    monkeypatch.setitem(FORMATS, "GPTQ", ({"quant_method": "gptq", "bits": 4, "group_size": 96}, gptq(96)))
+@pytest.mark.parametrize("storing", Storing)
+@pytest.mark.parametrize("group", [96, 16])
+def test_groups_that_do_not_fit_are_dequantised(tmp_path, monkeypatch, group, storing):
+    """Rows of 128 and 256 numbers in groups of 96, the last ones shorter, or in groups that no kernel has."""
+    monkeypatch.setitem(FORMATS, "GPTQ", ({"quant_method": "gptq", "bits": 4, "group_size": group}, gptq(group)))
     stored, dense = published(tmp_path, "GPTQ", num_layers=1)
-    expected, found = (load_target(path, jnp.float32).params["layers"][0]["mlp"] for path in (dense, stored))
-    for name, kernel in expected.items():
-        np.testing.assert_allclose(found[name]["kernel"], kernel["kernel"], rtol=3e-7, atol=1e-9)
+    expected, found = (load_target(path, jnp.float32, storing=storing).params["layers"][0]["mlp"] for path in (dense, stored))
+    for name, arrays in expected.items():
+        np.testing.assert_allclose(*(next(iter(each.values())) for each in (found[name], arrays)), rtol=3e-7, atol=1e-9)
 
 
-def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
+@pytest.mark.parametrize("storing", Storing)
+def test_blocks_that_do_not_fit_are_dequantised(tmp_path, storing):
     """Two KV heads: keys and values have 64 rows each, half a block."""
     stored, dense = published(tmp_path, "FP8 in blocks", num_kv_heads=2, num_layers=1)
     expected, _ = logits(dense)
-    found, loaded = logits(stored)
-    assert set(loaded.params["layers"][0]["self_attn"]["qkv_proj"]) == {"kernel"}
-    assert set(loaded.params["layers"][0]["self_attn"]["o_proj"]) == {"packed_rows", "packed_scales"}
+    found, loaded = logits(stored, storing=storing)
+    attention, dense_name = loaded.params["layers"][0]["self_attn"], "kernel" if storing is Storing.DENSE else "rows"
+    assert set(attention["qkv_proj"]) == {dense_name} and dense_name not in attention["o_proj"]
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
