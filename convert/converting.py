@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
+from jaxspec.checkpoints.draft_models import inherited_quantization
 from jaxspec.checkpoints.heads import head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import TEMPLATES, read_config
 from jaxspec.checkpoints.kinds import algorithm_of
@@ -64,7 +65,8 @@ def convert_target(
         if head is None and token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head: give --draft")
         if head is not None:
-            _write_head(head, fresh / DRAFT, plan.config, options, token_map)
+            of_head = options._replace(quantization=inherited_quantization(head, options.quantization))
+            _write_head(head, fresh / DRAFT, plan.config, of_head, token_map)
         with errors_named(source):
             _write_model(checkpoint, plan, fresh, options, draft=None if head is None else manifest_digest(fresh / DRAFT))
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.draft_models import check_draft, is_draft_model, load_draft
+from jaxspec.checkpoints.draft_models import check_draft, inherited_quantization, is_draft_model, load_draft
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
@@ -95,7 +95,7 @@ def load_models(
         options.setdefault("ngram", True)
     config = EngineConfig(**options)
     of_target = check_quantization("quantization", quantization)
-    of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
+    of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir), speculative_draft_model_revision)
     shape = None if tree is None else TreeShape.of(tree)
     available_devices()  # or its error now
@@ -108,6 +108,8 @@ def load_models(
         check_draft(files.head, target_model_config(files.target), files.token_map)
         if is_draft_model(files.head):
             check_same_tokens(files.target, files.head)
+        if speculative_draft_model_quantization is None:
+            of_head = inherited_quantization(files.head, of_target)
     storing = choose_storing(dtype)
     chosen = choose_dtype(dtype, files.target)
     placement = Placement.of(config.tp_size)

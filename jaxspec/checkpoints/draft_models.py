@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import head_directory, is_converted
+from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
+from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
+from jaxspec.checkpoints.quantization import read_scheme
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.draft_model import DraftModelConfig
-from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
+from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, layer_config
 
 
 def is_draft_model(path: Path) -> bool:
@@ -40,6 +42,16 @@ def refuse_token_map(path: Path, token_map: Path | None) -> None:
     """Raises ValueError if a token map is given for a whole model."""
     if token_map is not None:
         raise ValueError(f"the token map {token_map} is for heads, and {path} is a whole model with its own output: leave it out")
+
+
+def inherited_quantization(path: Path, quantization: str | None) -> str | None:
+    """The target's, for a draft at this path of which none was asked for: one that is quantised already stays as it is."""
+    with errors_named(path):
+        if is_converted(path):
+            published: object = layer_config(read_manifest(head_directory(path) or path).config).storages
+        else:
+            published = read_scheme(read_config(path))
+    return None if published else quantization
 
 
 def load_draft(path: Path, target: LoadedTarget, *, token_map: Path | None = None, **how: Any) -> LoadedHead:

@@ -31,7 +31,7 @@ def algorithm_of(names: Collection[str]) -> str | None:
     has_input_norm = "layers.0.input_layernorm.weight" in names
     if "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names:
         return "EAGLE3"  # its first layer norms the hidden
-    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and not has_input_norm:
+    if "fc.weight" in names and "layers.0.post_attention_layernorm.weight" in names and not has_input_norm:
         return "EAGLE"
     if "fc.weight" in names and "hidden_norm.weight" in names and has_input_norm:  # its hidden_norm is of the projected features
         return "DSPARK" if f"{MARKOV}1.weight" in names else "DFLASH"
@@ -51,7 +51,7 @@ def usual_tensors(config: dict) -> Collection[str]:
     if config.get("num_nextn_predict_layers"):
         return {f"{MTP_PREFIX}0.input_proj.weight"}
     bias = {"fc.bias"} if config.get("bias", True) else set()
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias
+    return {"fc.weight", "layers.0.post_attention_layernorm.weight", "embed_tokens.weight"} | bias
 
 
 def is_model_config(config: dict) -> bool:

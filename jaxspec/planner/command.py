@@ -106,6 +106,7 @@ def name_of(model: Path) -> str:
 
 def make_plan(options: argparse.Namespace) -> "Plan":
     """Reads the configs and computes the plan. Raises ValueError if a config or option can't be used."""
+    from jaxspec.checkpoints.draft_models import inherited_quantization
     from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.plan import Plan
@@ -120,7 +121,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     where = None if options.tree == PLAIN else draft_path(draft, path, hub, weights=False)
     if where is None and options.speculative_token_map:
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
-    quantization = quantizations(options)
+    quantization = quantizations(options, where)
     target = read_target(path, quantization.target)
     head = None if where is None else read_head(where, target, options.speculative_token_map, quantization.head)
     tree = options.tree or (default_tree(None) if head is None else default_tree(head.algorithm, where, head.max_steps))
@@ -145,7 +146,8 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         return memory_of(models).requests(options.context) >= options.batch
 
     def stored(bits: str) -> Pair:
-        smaller = None if where is None else read_head(where, target, options.speculative_token_map, bits)
+        of_head = None if where is None else inherited_quantization(where, bits)
+        smaller = None if where is None else read_head(where, target, options.speculative_token_map, of_head)
         return pair(read_target(path, bits), smaller, dtype, options.tp, **caches)
 
     enough = (tp for tp in POWERS if is_enough(pair(target, head, dtype, tp, **caches)))
@@ -183,7 +185,7 @@ def compiled_cycle(
     if reason := why_not(options.gpu):
         return reason
     how = {"gpu": options.gpu, "dtype": dtype, "token_map": options.speculative_token_map, "driver": options.cuda_driver}
-    how |= {"quantization": quantizations(options), "tp": options.tp, "nodes": options.nnodes}
+    how |= {"quantization": quantizations(options, draft), "tp": options.tp, "nodes": options.nnodes}
     print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile skips this) ...", file=sys.stderr, flush=True)
     try:
         return compile_cycles(model, draft, [shape], **how, refuse_spills=True)[0]
@@ -195,9 +197,13 @@ def compiled_cycle(
         return replace(compiled, spills=str(refused))
 
 
-def quantizations(options: argparse.Namespace) -> Quantizations:
+def quantizations(options: argparse.Namespace, draft: Path | None) -> Quantizations:
     """Those of the options, as when a model is loaded."""
-    target, head = options.quantization, options.speculative_draft_model_quantization or options.quantization
+    from jaxspec.checkpoints.draft_models import inherited_quantization
+
+    target, head = options.quantization, options.speculative_draft_model_quantization
+    if head is None and draft is not None:
+        head = inherited_quantization(draft, target)
     return Quantizations(*(None if each in UNQUANTIZED else each for each in (target, head)))
 
 

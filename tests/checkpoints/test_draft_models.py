@@ -13,6 +13,8 @@ from jaxspec.defaults import BUILT_IN_TARGET
 from jaxspec.load import load_models
 from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.tokenizer import check_same_tokens
+from pallas_kernels.quantized import QuantizedAs
+from tests.checkpoints.test_quantization import published
 from tests.checkpoints.test_targets import same
 
 
@@ -39,6 +41,19 @@ def test_another_vocabulary_and_token_maps_are_refused(tmp_path):
         load_draft(path, tiny_target())
     with pytest.raises(ValueError, match=r"token map hot\.json is for heads, and .*model is a whole model"):
         check_draft(path, tiny_config(vocab_size=96), Path("hot.json"))
+
+
+def test_the_targets_quantisation_is_not_for_a_draft_that_has_its_own(tmp_path):
+    """What was asked for the draft itself is an error, as it is for a target."""
+    stored, dense = published(tmp_path, "GPTQ", num_layers=1)
+    convert_target(stored, tmp_path / "converted", Options())
+    for draft, kind in ((stored, "int4"), (tmp_path / "converted", "int4"), (dense, "int8")):
+        models = load_models(dense, draft, quantization="int8", progress=False)
+        assert models.head is not None
+        for config, expected in ((models.target.config, "int8"), (models.head.config.layer, kind)):
+            assert {storage.kind for _, storage in config.storages if isinstance(storage, QuantizedAs)} == {expected}
+    with pytest.raises(ValueError, match="is quantised already"):
+        load_models(dense, stored, speculative_draft_model_quantization="int8", progress=False)
 
 
 def with_tokenizer(directory: Path, change: Callable[[dict], None]) -> Path:

@@ -157,20 +157,25 @@ asymmetric["symmetric"] = False
 
 def published(directory: Path, name: str, part: str = "_proj", **changes: Any) -> tuple[Path, Path]:
     """A tiny target in this format, or what of it has this pattern in its name, and the same numbers in float32."""
-    settings, layout = FORMATS[name]
     model = tiny_target(**SIZES | changes)
     stored, dense = (write_target(directory / kind, model) for kind in ("stored", "dense"))
-    original, tensors, same = load_file(stored / "model.safetensors"), {}, {}
-    for tensor, values in original.items():
+    save_file(quantise(stored, name, part), dense / "model.safetensors")
+    return stored, dense
+
+
+def quantise(directory: Path, name: str, part: str = "_proj") -> dict[str, np.ndarray]:
+    """Writes a model in this format, or what of it has this pattern in its name. Returns all tensors as they are meant, float32."""
+    settings, layout = FORMATS[name]
+    tensors, same = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for tensor, values in load_file(directory / "model.safetensors").items():
         if "_proj.weight" in tensor and re.search(part, tensor):
             parts, same[tensor] = layout(values)
             tensors |= {tensor.removesuffix("weight") + part: np.ascontiguousarray(each) for part, each in parts.items()}
         else:
             tensors[tensor] = same[tensor] = values
-    save_file(tensors, stored / "model.safetensors")
-    save_file(same, dense / "model.safetensors")
-    configured(stored, quantization_config=settings)
-    return stored, dense
+    save_file(tensors, directory / "model.safetensors")
+    configured(directory, quantization_config=settings)
+    return same
 
 
 def logits(path: Path, **how: Any) -> tuple[np.ndarray, Any]:

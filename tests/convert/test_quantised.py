@@ -16,7 +16,7 @@ from jaxspec.models.registry import LoadedTarget
 from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
 from tests.checkpoints.test_gguf_file import SIZES as GGUF_SIZES
 from tests.checkpoints.test_gguf_file import gguf, write
-from tests.checkpoints.test_quantization import SIZES, published
+from tests.checkpoints.test_quantization import SIZES, published, quantise
 from tests.checkpoints.test_targets import same
 from tests.sets import exhaustive
 
@@ -63,6 +63,16 @@ def test_published_weights_stay_as_they_are(tmp_path, name):
         assert stored_alike(found, expected) and same(found.params, expected.params)
     sizes = {array.dtype.itemsize for array in jax.tree.leaves(found.params["layers"]) if array.size > 10_000}
     assert sizes == {1}
+
+
+def test_a_quantised_head_stays_as_it_is_beside_a_target_that_is_quantised(tmp_path, model):
+    head = write_head(tmp_path / "head", random_eagle(model.config))
+    quantise(head, "GPTQ")
+    original = write_target(tmp_path / "original", model)
+    convert_target(original, tmp_path / "converted", Options(quantization="int8"), draft=head)
+    target = load_target(tmp_path / "converted", jnp.float32)
+    heads = [load_head(path, target) for path in (head, tmp_path / "converted")]
+    assert heads[0].config == heads[1].config and same(heads[0].params, heads[1].params)
 
 
 def test_what_was_dequantised_goes_back_without_quantization_config(tmp_path):

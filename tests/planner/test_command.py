@@ -74,6 +74,15 @@ def test_what_does_not_fit_is_said_with_ways_that_work(flags, capsys, way):
     assert capsys.readouterr().out.startswith("fits ")
 
 
+def test_a_quantised_head_stays_as_it_is(flags, tmp_path, capsys):
+    """Also where fewer bits of the target are looked for."""
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B | {"quantization_config": gptq})
+    small = [*flags, "--draft", str(head), "--gpu-memory", "24"]
+    (dense, quantised) = (plan(small, capsys, *more)[1]["weight_bytes"] for more in ([], ["--quantization", "int8"]))
+    assert quantised["head"] == dense["head"] < 2 * 424_689_664 and quantised["target"] < 0.6 * dense["target"]
+
+
 def test_a_batch_or_a_context_that_would_fit_is_named(flags, capsys):
     many = ["--context", "2000000"]
     for asked, option in ((["--batch", "300"], "--batch"), (many, "--context"), ([*many, "--batch", "3"], "--context")):
