@@ -28,6 +28,7 @@ QUANTIZATIONS = ("int8", "fp8", "int4")
 UNQUANTIZED = ("none", "None", "unquant")
 """Names of no quantisation."""
 QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
+QUANTIZE_BY = f"must be one of {', '.join(QUANTIZATIONS)} or none (a quantised checkpoint says itself how: leave the option out)"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxspec.checkpoints.draft_models import check_draft, inherited_quantization
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
+from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, QUANTIZE_BY, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, UNASKED, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
@@ -199,7 +199,7 @@ def check_quantization(name: str, value: str | None) -> str | None:
     if value is None or value in UNQUANTIZED:
         return None
     if value not in QUANTIZATIONS:
-        raise ValueError(f"{name} must be one of {', '.join(QUANTIZATIONS)} or none, got {value!r:.80}")
+        raise ValueError(f"{name} {QUANTIZE_BY}, got {value!r:.80}")
     return value
 
 

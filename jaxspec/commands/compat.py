@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxspec.checks import Check, Number, Text, Whole
+from jaxspec.checks import Check, Flag, Number, Text, Whole
 from jaxspec.commands.compat_defaults import DEFAULTS
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
@@ -140,6 +140,7 @@ METHODS = {
     "eagle": "EAGLE",
     "eagle3": "EAGLE3",
     "mtp": "NEXTN",
+    "mimo_mtp": "NEXTN",
     "dflash": "DFLASH",
     "dspark": "DSPARK",
     "draft_model": "STANDALONE",
@@ -151,7 +152,7 @@ LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_m
 """vLLM's names of fields of EngineConfig."""
 TEXT_NAMES = (FROM_TEXT, f"[{FROM_TEXT}]")
 """What is written, as in vLLM, in place of a draft's name where the text itself is the source."""
-DRAFT_DEVICES = "draft_tensor_parallel_size"
+DRAFT_DEVICES, EAGER = "draft_tensor_parallel_size", "enforce_eager"
 OF_SUFFIX: dict[str, Check] = {
     "suffix_decoding_max_tree_depth": Whole(1),
     "suffix_decoding_max_cached_requests": Whole(0),
@@ -159,7 +160,7 @@ OF_SUFFIX: dict[str, Check] = {
     "suffix_decoding_min_token_prob": Number(0, 1),
 }
 """How vLLM chooses drafts from its tries: accepted without effect."""
-KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS, *OF_SUFFIX)
+KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, EAGER, *LOOKUPS, *OF_SUFFIX)
 FLAG = "--speculative-config"
 JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
 """In a config file their value is a mapping."""
@@ -213,11 +214,13 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ValueError(f"{FLAG}: {of_suffix[0]} is for the method suffix: leave it out")
     why = f"has no effect: {TEXT} (--speculative-ngram-share adds those of other requests)"
     notes = tuple(f"{FLAG}: {name} {why}" for name in of_suffix)
+    if given.get(EAGER) is not None and Flag().clean(f"{FLAG}: {EAGER}", given[EAGER]):
+        notes += (f"{FLAG}: {EAGER} has no effect: {XLA}",)
     lookups = [name for name in LOOKUPS if given.get(name) is not None]
     if algorithm != NGRAM:
         if lookups:
             raise ValueError(f"{FLAG}: {lookups[0]} is for the method ngram: leave it out")
-        return SpeculativeConfig(algorithm, draft, tree, revision)
+        return SpeculativeConfig(algorithm, draft, tree, revision, notes=notes)
     for key, value in (("model", draft if draft not in (method, *TEXT_NAMES) else None), ("revision", revision)):
         if value is not None:
             raise ValueError(f"{FLAG}: {method} drafts from the text: leave out {key}")

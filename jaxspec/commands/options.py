@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import Whole, docstrings
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZED, EngineConfig, TreeShape
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZE_BY, QUANTIZED, EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 from jaxspec.text.answer_parser import REASONING_FORMATS
@@ -49,6 +49,13 @@ def kv_cache_dtype(name: str) -> str:
     if name not in (*KV_CACHE_DTYPES, "fp8"):
         raise argparse.ArgumentTypeError(f"must be auto, which is the dtype of the weights (--dtype), or {FP8}, got {name[:80]!r}")
     return FP8 if name == "fp8" else name
+
+
+def quantization(name: str) -> str:
+    """An option's type: one of QUANTIZED."""
+    if name not in QUANTIZED:
+        raise argparse.ArgumentTypeError(f"{QUANTIZE_BY}, got {name[:80]!r}")
+    return name
 
 
 class Option(NamedTuple):
@@ -137,11 +144,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
         ),
-        Option(
-            "--quantization -q WHICH",
-            "int8, fp8 or int4: quantise the weights while loading (default: as in the checkpoint)",
-            choices=QUANTIZED,
-        ),
+        Option("--quantization -q WHICH", "int8, fp8, int4: quantise while loading (default: as published)", type=quantization),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option("--tool-call-parser NAME", f"{', '.join(TOOL_FORMATS)} (default: the template's)", choices=tuple(TOOL_FORMATS)),
@@ -156,18 +159,15 @@ TABLE: dict[str, tuple[Option, ...]] = {
     ),
     "speculative decoding": (
         Option(
-            "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, STANDALONE, NGRAM, NONE (default: the draft's)"
+            "--speculative-algorithm --speculative-algo NAME",
+            "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, STANDALONE, NGRAM, NONE (default: the draft's)",
         ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft NAME",
             "a draft head or small model: its name on the Hub, or its directory; or ngram: drafts from the text (default: the head "
             "that comes with the model)",
         ),
-        Option(
-            "--speculative-draft-model-revision NAME",
-            "branch, tag or commit of the draft head or small model on the Hub (default: the newest)",
-            needs="head",
-        ),
+        Option("--speculative-draft-model-revision NAME", "what --revision is for the model (default: the newest)", needs="head"),
         Option(
             "--tree S/K/D",
             "the tree, or plain; S/K/D/H: n-grams beside a head of H levels "
@@ -178,9 +178,9 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root", type=whole(0)),
-        Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
+        Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: alike)", type=quantization),
         Option("--speculative-token-map FILE", "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors)"),
-        Option("--speculative-config JSON", "vLLM's: method (eagle3, dflash, ngram, ...), model, num_speculative_tokens, ..."),
+        Option("--speculative-config -sc JSON", "vLLM's: method (eagle3, dflash, ngram, ...), model, num_speculative_tokens, ..."),
         Option("--speculative-ngram", sets="engine.ngram", switch=True),
     ),
     "speculative decoding, advanced": (
@@ -357,7 +357,7 @@ class Parser(argparse.ArgumentParser):
         In:  --speculative-num-step
         Out: --speculative-num-step: did you mean --speculative-num-steps?
         """
-        close = difflib.get_close_matches(name, self.by_name, 1, 0.75)
+        close = difflib.get_close_matches(name, self.by_name, 1, 0.8)
         return f"{name[:80]}: did you mean {close[0]}?" if close else name[:80]
 
     def error(self, message: str) -> NoReturn:

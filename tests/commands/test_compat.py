@@ -80,6 +80,7 @@ def test_parsers_have_the_names_of_other_servers():
         ({"method": "eagle", "model": "head", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}, "EAGLE", "head", 5),
         ({"method": "draft_model", "model": "small", "num_speculative_tokens": 4}, "STANDALONE", "small", 4),
         ({"method": "mtp", "num_speculative_tokens": 1}, "NEXTN", None, 1),
+        ({"method": "mimo_mtp", "num_speculative_tokens": 1}, "NEXTN", None, 1),
         ({"method": "dflash", "model": "head", "num_speculative_tokens": 15}, "DFLASH", "head", 15),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}, "NGRAM", "ngram", 4),
         ({"method": "suffix", "num_speculative_tokens": 8}, "NGRAM", "ngram", 8),
@@ -104,6 +105,8 @@ def test_suffix_needs_no_number_of_tokens():
     assert (arguments.algorithm, arguments.tree, arguments.engine["ngram"]) == ("NGRAM", None, True)
     assert [note.split()[1] for note in arguments.notes] == [f"suffix_decoding_{name}" for name in keys]
     assert parse_arguments(["--speculative-config", '{"method": "suffix"}']).notes == ()
+    eager = '{"model": "head", "num_speculative_tokens": 3, "enforce_eager": true}'
+    assert "enforce_eager has no effect: XLA compiles" in parse_arguments(["-sc", eager]).notes[0]
 
 
 def test_its_revision_is_that_of_the_draft(refused):

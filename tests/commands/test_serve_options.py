@@ -301,6 +301,8 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
     [
         ("--nope", "there is no option --nope (see"),
         ("--speculative-num-step 3", "--speculative-num-step: did you mean --speculative-num-steps?"),
+        ("--spec-method ngram", "there is no option --spec-method (see --help)"),
+        ("--quantization awq", "a quantised checkpoint says itself how: leave the option out), got 'awq'"),
         ("--cuda-graph-max-batch-size 8", "--cuda-graph-max-bs?"),
         ("one two", "unexpected argument: 'two'"),
         ("one --model-path two", "the model was given twice"),
