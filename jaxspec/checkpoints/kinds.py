@@ -47,7 +47,7 @@ def usual_tensors(config: dict) -> Collection[str]:
     if "speculators_model_type" in config:
         return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
     if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):
-        return {"midlayer.hidden_norm.weight", "midlayer.mlp.up_proj.weight", *shared}
+        return {"midlayer.hidden_norm.weight", "midlayer.post_attention_layernorm.weight", *shared}
     if config.get("num_nextn_predict_layers"):
         return {f"{MTP_PREFIX}0.input_proj.weight"}
     bias = {"fc.bias"} if config.get("bias", True) else set()

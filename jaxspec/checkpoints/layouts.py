@@ -139,7 +139,7 @@ def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Te
     spelling = names_in(names)
     prefix = spelling.first_layer
     if prefix == "midlayer.":  # there is one midlayer; some configs repeat the target's number of layers here
-        sizes = sizes | {"num_hidden_layers": sum(name.endswith(".mlp.up_proj.weight") for name in names)}
+        sizes = sizes | {"num_hidden_layers": sum(name.endswith(".post_attention_layernorm.weight") for name in names)}
     layer = ModelConfig.from_hf(
         sizes,
         qkv_bias=prefix + "self_attn.q_proj.bias" in names,

@@ -41,6 +41,10 @@ UNUSED = ("input_scale", "input_zero_point", "output_scale", "weight_shape", "g_
 """Tensors that a quantised projection may have and that are not needed: of activations, or what is known anyway."""
 
 
+MARKS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
+"""How the names of tensors end that only quantised projections have."""
+
+
 @dataclass(frozen=True)
 class QuantizedStack:
     """A kernel made of quantised projections, stacked along their rows."""
@@ -113,6 +117,11 @@ def quantised_plan[Config](plan: TensorPlan, config: dict, infos: Mapping[str, T
     `infos` is empty if there are no files."""
     scheme = read_scheme(config)
     if scheme is None:
+        if marks := sorted(name for name in infos if name.endswith(MARKS)):
+            raise ValueError(
+                f"the files have quantised weights ({marks[0]}), and config.json has no quantization_config; that of ModelOpt's "
+                "hf_quant_config.json is not read"
+            )
         return plan
     biases = frozenset(name for name in infos if name.endswith(".bias")) - plan.needed().keys()
     layout = {keys: _quantised(source, scheme, infos, biases) for keys, source in plan.layout.items()}
@@ -173,7 +182,8 @@ def _compressed_tensors(settings: dict[str, Any]) -> Scheme | None:
     if any(each != weights[0] for each in weights):
         raise unsupported("several kinds of weights")
     form, each = settings.get("format") or next(iter(groups.values())).get("format"), weights[0]
-    bits, strategy, kind = each.get("num_bits"), each.get("strategy"), each.get("type")
+    bits, kind = each.get("num_bits"), each.get("type")
+    strategy = each.get("strategy") or {None: "tensor", -1: "channel"}.get(each.get("group_size"), "group")  # as the library
     _say_if_activations(any(group.get("input_activations") for group in groups.values()))
     lists = (TARGETS.clean("config.json: quantization_config: targets", group.get("targets") or [ALL]) for group in groups.values())
     common = f"compressed-tensors {form}", tuple(settings.get("ignore") or ()), tuple(chain(*lists))

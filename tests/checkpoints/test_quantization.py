@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.quantization import read_scheme
+from jaxspec.checkpoints.schemes import EightBits, PackedRows
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.layers import causal_metadata
 from jaxspec.testing import tiny_target, write_target
@@ -259,6 +261,29 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, settings, message):
     directory = configured(write_target(tmp_path / "target", tiny_target()), quantization_config=settings)
     with pytest.raises(ValueError, match=message):
         load_target(directory, jnp.float32)
+
+
+def test_quantised_weights_without_a_quantization_config_are_told(tmp_path):
+    """As ModelOpt publishes them, whose settings are in hf_quant_config.json."""
+    stored, _ = published(tmp_path, "FP8, tensor", num_layers=1)
+    configured(stored, quantization_config=None)
+    with pytest.raises(ValueError, match=r"quantised weights \(.*\.weight_scale\), and config\.json has no quantization_config"):
+        load_target(stored, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "scheme"),
+    [
+        ({"num_bits": 8, "type": "float"}, EightBits),
+        ({"num_bits": 8, "type": "float", "group_size": -1}, EightBits),
+        ({"num_bits": 4, "type": "int", "group_size": 128}, PackedRows),
+    ],
+)
+def test_a_strategy_that_is_not_said_follows_from_the_group_size(weights, scheme):
+    form = "pack-quantized" if scheme is PackedRows else "float-quantized"
+    said = {None: "tensor", -1: "channel", 128: "group"}[weights.get("group_size")]
+    found = read_scheme({"quantization_config": compressed(form, **weights)})
+    assert isinstance(found, scheme) and found == read_scheme({"quantization_config": compressed(form, **weights, strategy=said)})
 
 
 @pytest.mark.parametrize("group", [128, 16])

@@ -1,6 +1,7 @@
 """Converted checkpoints whose matrices are quantised: by --quantization, or because the original's are."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from convert.export import export_target
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.models.registry import LoadedTarget
-from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
+from jaxspec.testing import random_eagle, random_head, tiny_target, write_head, write_target
 from tests.checkpoints.test_gguf_file import SIZES as GGUF_SIZES
 from tests.checkpoints.test_gguf_file import gguf, write
 from tests.checkpoints.test_quantization import SIZES, published, quantise
@@ -65,8 +66,9 @@ def test_published_weights_stay_as_they_are(tmp_path, name):
     assert sizes == {1}
 
 
-def test_a_quantised_head_stays_as_it_is_beside_a_target_that_is_quantised(tmp_path, model):
-    head = write_head(tmp_path / "head", random_eagle(model.config))
+@pytest.mark.parametrize("make", [random_eagle, partial(random_head, captured_layers=(1,))])
+def test_a_quantised_head_stays_as_it_is_beside_a_target_that_is_quantised(tmp_path, model, make):
+    head = write_head(tmp_path / "head", make(model.config))
     quantise(head, "GPTQ")
     original = write_target(tmp_path / "original", model)
     convert_target(original, tmp_path / "converted", Options(quantization="int8"), draft=head)
