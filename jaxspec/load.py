@@ -17,7 +17,18 @@ from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, QUANTIZE_BY, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, UNASKED, default_tree, draft_path, gpu_dtype, model_directory
+from jaxspec.defaults import (
+    BUILT_IN_NAME,
+    FROM_TEXT,
+    NGRAM,
+    SMOLLM2_HEAD,
+    SMOLLM2_HEAD_BITS,
+    UNASKED,
+    default_tree,
+    draft_path,
+    gpu_dtype,
+    model_directory,
+)  # fmt: skip
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -111,6 +122,8 @@ def load_models(
         if speculative_draft_model_quantization is None:
             of_head = inherited_quantization(files.head, of_target)
     storing = choose_storing(dtype)
+    if files.head == SMOLLM2_HEAD and speculative_draft_model_quantization is None and storing is not Storing.DENSE:
+        of_head = of_head or SMOLLM2_HEAD_BITS
     chosen = choose_dtype(dtype, files.target)
     placement = Placement.of(config.tp_size)
     target = load_target(files.target, chosen, storing=storing, quantization=of_target, placement=placement, progress=progress)

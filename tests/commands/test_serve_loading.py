@@ -32,6 +32,7 @@ from jaxspec.load import LoadedModels, load_models
 from jaxspec.serve import known_settings
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.chat_formats import CHAT_FORMATS
+from pallas_kernels.cpu import what_is_missing
 from tests.checkpoints.real_heads import dflash, dspark
 
 PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 1)
@@ -250,6 +251,14 @@ def test_target_and_head_are_quantised_as_the_command_says(places):
         assert loaded["packed_rows"].dtype == "int8"
     with pytest.raises(ValueError, match=r"quantization must be one of int8, fp8, int4 or none .*, got 'int5'"):
         load_models(quantization="int5")
+
+
+@pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
+def test_smollm2s_head_has_8_bits_unless_others_were_asked_for(places, monkeypatch):
+    monkeypatch.setattr("jaxspec.load.SMOLLM2_HEAD", places["eagle"])
+    for more, names in [("", {"packed_rows"}), ("--speculative-draft-model-quantization none", {"rows"})]:
+        models = load(arguments(places, "target", "eagle", more))
+        assert names <= models.head.params["fc"].keys() and "rows" in models.target.params["layers"][0]["self_attn"]["o_proj"]
 
 
 @pytest.mark.parametrize(("driver", "told"), [("12.2", True), ("12.8", False), (None, False)])
