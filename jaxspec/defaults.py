@@ -22,8 +22,8 @@ BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
 SMOLLM2_HEAD_BITS = "int8"
-"""Its quantization with our kernels for CPUs, where nothing was asked for. Accept lengths stay, and a cycle of 3/1/4 takes 7% less time,
-from 4-bit blocks 10% (two cores of an EPYC, 29 November 2026)."""
+"""Its quantization with our kernels for CPUs, where nothing was asked for. Accept lengths stay, and a cycle of 3/1/4 takes 7% less
+time, from 4-bit blocks 10% (two cores of an EPYC, 29 November 2026)."""
 SMOLLM2_TREE = TreeShape(3, 1)
 """The fastest of the head's on two cores. From 4-bit blocks plain decoding is faster, where a text does not repeat
 (docs/performance.md, "On CPUs")."""
