@@ -5,8 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.commands.common import run_guarded
-
 PROG = "jaxspec convert"
 EXAMPLES = """examples:
   PROG Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
@@ -23,6 +21,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     parser = make_parser(prog)
     options = parser.parse_args(argv)
     _refuse_combinations(parser, options)
+    from jaxspec.commands.common import run_guarded  # loads NumPy
+
     return run_guarded(prog, lambda: _interruptible(options, prog))
 
 

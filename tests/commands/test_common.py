@@ -25,7 +25,7 @@ def test_conversations_have_kinds():
     chat = load_prompts(Path("chat"), None)
     assert chat.kinds is not None and set(Counter(chat.kinds).values()) == {8} and len(set(chat.kinds)) == 6
     assert all(isinstance(prompt, Chat) for prompt in chat.prompts) and chat.describe()["count"] == 48
-    assert load_prompts(Path("chat"), 3).kinds == ["questions"] * 3
+    assert len(set(load_prompts(Path("chat"), 6).kinds or ())) == 6, "they take turns"
 
 
 def test_mt_bench_comes_with_the_package():
