@@ -54,7 +54,8 @@ class LLM:
         dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.
         quantization: "int8", "fp8" or "int4" stores matrices in so many bits while they are loaded. None: as the checkpoint has
             them; published quantised ones stay as they are.
-        speculative_draft_model_quantization: the same for the head. None: as for the target; "none": it is not quantised.
+        speculative_draft_model_quantization: the same for the head. None: as for the target, but smollm2's is
+            int8 on CPUs; "none": it is not quantised.
         progress: show progress bars. None: if stderr is a terminal.
         revision: branch, tag or commit of a model on the Hub.
         speculative_draft_model_revision: the same of the draft head or small model.

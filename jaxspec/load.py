@@ -28,7 +28,7 @@ from jaxspec.defaults import (
     draft_path,
     gpu_dtype,
     model_directory,
-)  # fmt: skip
+)
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -119,11 +119,10 @@ def load_models(
         check_draft(files.head, target_model_config(files.target), files.token_map)
         if is_draft_model(files.head):
             check_same_tokens(files.target, files.head)
-        if speculative_draft_model_quantization is None:
-            of_head = inherited_quantization(files.head, of_target)
     storing = choose_storing(dtype)
-    if files.head == SMOLLM2_HEAD and speculative_draft_model_quantization is None and storing is not Storing.DENSE:
-        of_head = of_head or SMOLLM2_HEAD_BITS
+    if files.head is not None and speculative_draft_model_quantization is None:
+        is_smaller = files.head == SMOLLM2_HEAD and quantization is None and storing is not Storing.DENSE
+        of_head = inherited_quantization(files.head, SMOLLM2_HEAD_BITS if is_smaller else of_target)
     chosen = choose_dtype(dtype, files.target)
     placement = Placement.of(config.tp_size)
     target = load_target(files.target, chosen, storing=storing, quantization=of_target, placement=placement, progress=progress)

@@ -178,7 +178,9 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root", type=whole(0)),
-        Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: alike)", type=quantization),
+        Option(
+            "--speculative-draft-model-quantization WHICH", "the head's (default: alike; smollm2's int8 on CPUs)", type=quantization
+        ),
         Option("--speculative-token-map FILE", "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors)"),
         Option("--speculative-config -sc JSON", "vLLM's: method (eagle3, dflash, ngram, ...), model, num_speculative_tokens, ..."),
         Option("--speculative-ngram", sets="engine.ngram", switch=True),

@@ -256,7 +256,11 @@ def test_target_and_head_are_quantised_as_the_command_says(places):
 @pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
 def test_smollm2s_head_has_8_bits_unless_others_were_asked_for(places, monkeypatch):
     monkeypatch.setattr("jaxspec.load.SMOLLM2_HEAD", places["eagle"])
-    for more, names in [("", {"packed_rows"}), ("--speculative-draft-model-quantization none", {"rows"})]:
+    for more, names in [
+        ("", {"packed_rows"}),
+        ("--speculative-draft-model-quantization none", {"rows"}),
+        ("--quantization none", {"rows"}),
+    ]:
         models = load(arguments(places, "target", "eagle", more))
         assert names <= models.head.params["fc"].keys() and "rows" in models.target.params["layers"][0]["self_attn"]["o_proj"]
 

@@ -58,7 +58,7 @@ def close_where_drawable(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
-    """Beyond the root the history holds another request's tokens. Some roots are the prompt's last token, which is no output."""
+    """Beyond the root the history holds another request's tokens. Some roots are the prompt's last token, not an output token."""
     rng, prompt_length = np.random.default_rng(seed), 4
     length = prompt_length - 1 if seed >= 20 else int(rng.integers(5, 12))
     history, params = rng.integers(0, VOCAB, LENGTH), random_params(rng)
