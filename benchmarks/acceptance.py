@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import Pass, Workbench, count_equal, depth_acceptance, mean
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 from . import record
 from .distributions import STEPS, compare

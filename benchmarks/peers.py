@@ -37,9 +37,10 @@ from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import listing
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
-from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.trees import with_deeper_text
 from jaxspec.load import ModelFiles, find_files
+from jaxspec.tree_shape import NGRAM_TREE, PLAIN, TreeShape
 
 from . import record
 from .options import BenchmarkError, BenchmarkParser, add_common_options, exit_on_error, prompts_of

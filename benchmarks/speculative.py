@@ -26,7 +26,7 @@ from statistics import median
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.serve_options import ALGORITHMS, algorithm_of
 from jaxspec.commands.workbench import CompilationCounter, Workbench
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 from . import record
 from .options import BenchmarkParser, add_common_options, add_sampling_options, exit_on_error, prompts_of, sampling_params, show

@@ -12,10 +12,10 @@ from statistics import median
 
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Pass, Workbench, run
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Status
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 from .options import BenchmarkError
 from .side_by_side import parts_of

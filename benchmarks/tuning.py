@@ -12,7 +12,7 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.workbench import CompilationCounter, Pass, count_equal, depth_acceptance
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 from .record import Spread, shares
 from .side_by_side import alternate, check_nothing_compiled, side_by_side

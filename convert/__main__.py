@@ -39,7 +39,7 @@ def _interruptible(options: argparse.Namespace, prog: str) -> int:
 def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     from jaxspec.commands.options import OPTIONS
-    from jaxspec.config import DTYPES, QUANTIZATIONS
+    from jaxspec.model_config import DTYPES, QUANTIZATIONS
 
     parser = argparse.ArgumentParser(
         prog=prog,

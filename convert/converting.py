@@ -25,7 +25,7 @@ from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import cast, errors_named
 from jaxspec.checkpoints.writing import SHARD_BYTES, fresh_directory, write_tensors
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import layer_config
 from jaxspec.planner.models import weights_of

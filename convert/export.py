@@ -19,7 +19,7 @@ from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.loading import require_head, target_model_config
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.writing import write_checkpoint
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.mtp import MTPConfig
 
 Arrays = Iterator[tuple[Keys, np.ndarray]]

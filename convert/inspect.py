@@ -14,7 +14,7 @@ from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import LAYER_IDS
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig

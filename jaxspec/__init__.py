@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxspec.async_llm import AsyncLLM
-    from jaxspec.config import EngineConfig, TreeShape
+    from jaxspec.config import EngineConfig
     from jaxspec.engine.request import GenerationOutput, Update
     from jaxspec.llm import LLM
     from jaxspec.sampling_params import SamplingParams
+    from jaxspec.tree_shape import TreeShape
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "TreeShape", "Update"]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from jaxspec.config import TreeLike
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
@@ -16,6 +15,7 @@ from jaxspec.llm import BROKEN, CLOSED, Ask, Params, warming_up
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
+from jaxspec.tree_shape import TreeLike
 
 
 class AsyncLLM:

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, is_hub_name, local_path
-from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
+from jaxspec.tree_shape import NGRAM_TREE, PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
 """The name of drafts without a head as an algorithm, and in place of a head's."""

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checks import is_int
-from jaxspec.config import TreeLike
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import EngineClosed, EngineError, GenerationOutput, GenerationRequest, Update
@@ -23,6 +22,7 @@ from jaxspec.grammar.matcher import Grammar
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import BYTES, ChatEncoder, Conversation, Prompt, encode, is_list
+from jaxspec.tree_shape import TreeLike
 
 CLOSED = "this LLM is closed: create a new one"
 BROKEN = "the engine has failed and takes no more requests: create a new LLM"

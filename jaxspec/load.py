@@ -16,7 +16,7 @@ from jaxspec.checkpoints.draft_models import check_draft, inherited_quantization
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, QUANTIZE_BY, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.defaults import (
     BUILT_IN_NAME,
     FROM_TEXT,
@@ -30,12 +30,14 @@ from jaxspec.defaults import (
     model_directory,
 )
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.hosts import ALONE, HostGroup
+from jaxspec.engine.host_group import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
+from jaxspec.model_config import DTYPES, QUANTIZATIONS, QUANTIZE_BY, UNQUANTIZED
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.placement import Placement, available_devices
 from jaxspec.text.tokenizer import Tokenizer, check_same_tokens, load_tokenizer
+from jaxspec.tree_shape import PLAIN, TreeLike, TreeShape
 from pallas_kernels.row_matmul import what_is_missing
 
 logger = logging.getLogger(__name__)

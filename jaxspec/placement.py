@@ -19,8 +19,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxspec.config import ModelConfig
 from jaxspec.host_memory import own_copy
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.sharing import MESH_AXIS, Division, Shares, axis_of, parts_of
 from jaxspec.typing import KeysValues
 

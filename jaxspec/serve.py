@@ -23,7 +23,8 @@ from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig
 from jaxspec.defaults import BUILT_IN_NAME, check_name
-from jaxspec.engine.hosts import ALONE, STOP_SIGNAL, HostGroup, Leader, run_to_the_end, status_of
+from jaxspec.engine.host_group import ALONE, HostGroup, Leader
+from jaxspec.engine.hosts import STOP_SIGNAL, run_to_the_end, status_of
 from jaxspec.engine.pages import PageObserver
 from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging

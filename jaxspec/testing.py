@@ -18,10 +18,11 @@ from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.config import EngineConfig, ModelConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import DEFAULT_START, Start
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
@@ -35,6 +36,7 @@ from jaxspec.server_process import launch_server_cmd as launch_server_cmd
 from jaxspec.server_process import print_highlight as print_highlight
 from jaxspec.server_process import terminate_process as terminate_process
 from jaxspec.server_process import wait_for_server as wait_for_server
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Float, KeysValues
 
 

@@ -1,95 +1,9 @@
-"""Configurations: the defaults that people know, and messages that say what to change."""
+"""The engine's configuration: messages that say what to change."""
 
 import numpy as np
 import pytest
 
 from jaxspec import EngineConfig, TreeShape
-from jaxspec.config import ModelConfig
-
-LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
-
-
-def test_chain_corrects_the_node_count_with_a_warning():
-    with pytest.warns(UserWarning, match=r"num_draft_tokens=9 becomes num_steps \+ 1 = 4"):
-        assert TreeShape(3, 1, 9).num_draft_tokens == 4
-
-
-@pytest.mark.parametrize(
-    ("given", "tree"),
-    [
-        (TreeShape(3, 2, 5), (3, 2, 5)),
-        ("5/4/8", (5, 4, 8)),
-        (" 3/1/4 ", (3, 1, 4)),
-        ((5, 4, 8), (5, 4, 8)),
-        ([3, 1, 4], (3, 1, 4)),
-        (np.array([5, 4, 8]).tolist(), (5, 4, 8)),
-        ((np.int64(5), np.int32(4), np.int64(8)), (5, 4, 8)),
-        ({"num_steps": 5, "topk": 4, "num_draft_tokens": 8}, (5, 4, 8)),
-        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1}, (3, 1, 4)),
-        ({"num_steps": 0}, (0, 1, 1)),
-        ({"num_steps": 0, "topk": 0, "num_draft_tokens": 0}, (0, 1, 1)),
-        ({"num_steps": 3, "topk": 1}, (3, 1, 4)),
-        ({"num_steps": 3, "topk": 1, "num_draft_tokens": 4}, (3, 1, 4)),
-        ({"num_steps": 5, "topk": 8, "num_draft_tokens": 64}, (5, 8, 64)),
-        ({"num_steps": 1, "topk": 4, "num_draft_tokens": 5}, (1, 4, 5)),
-        ("plain", (0, 1, 1)),
-        ("0", (0, 1, 1)),
-        ("0/1/1", (0, 1, 1)),
-        ("7/4/8/3", (7, 4, 8, 3)),
-        ((3, 2, 4, 0), (3, 2, 4, 0)),
-        ({"num_steps": 7, "topk": 1, "head_steps": 3}, (7, 1, 8, 3)),
-        ("5/4/8/5", (5, 4, 8)),
-        ("0/1/1/0", (0, 1, 1)),
-    ],
-)
-def test_a_tree_is_written_in_any_of_these_ways(given, tree):
-    spec = TreeShape.of(given)
-    assert spec == TreeShape(*tree) and all(type(number) is int for number in vars(spec).values())
-    assert str(spec) == "/".join(map(str, tree)) and TreeShape.of(str(spec)) == TreeShape.of(spec.name) == spec == eval(repr(spec))
-
-
-@pytest.mark.parametrize(
-    ("tree", "of_head"),
-    [("5/4/8", "5/4/8"), ("7/4/8/3", "3/4/8"), ("7/4/8/1", "1/4/5"), ("7/1/8/3", "3/1/4"), ("3/2/4/0", "plain")],
-)
-def test_the_part_of_a_tree_that_a_head_drafts(tree, of_head):
-    assert TreeShape.of(tree).of_head == TreeShape.of(of_head)
-
-
-@pytest.mark.parametrize("given", ["", "5/4", "5/4/8/1/1", "-5/4/8", "99999/1/2", (5, 4), 5.0, None, {}, b"5/4/8", {5, 4, 8}])
-def test_what_is_not_a_tree_is_refused_with_an_example(given):
-    with pytest.raises(ValueError, match=r'as in "5/4/8", .* got '):
-        TreeShape.of(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"steps": 5}, "a draft tree has num_steps, topk and num_draft_tokens, and may have head_steps, got steps"),
-        ({5: 4}, "got 5"),
-        ({"topk": 1, "eagle_topk": 1}, "got topk, eagle_topk"),
-        ({"num_steps": 5}, "missing: topk, num_draft_tokens"),
-        ({"topk": 4}, "missing: num_steps, num_draft_tokens"),
-        ({"topk": 1}, "missing: num_steps, num_draft_tokens"),
-        ({"num_steps": 5, "num_draft_tokens": 8}, "missing: topk"),
-        ((2, 2, 8), "between 2 and 7 .* lower num_draft_tokens or raise"),
-        ((2, 2, 1), "between 2 and 7"),
-        ({"num_steps": -1}, "num_steps must be a whole number >= 0"),
-        ((2, 2.0, 4), "topk must be a whole number"),
-        ((2, 0, 4), "topk must be at least 1"),
-        ((0, 4, 8), "takes no tree"),
-        ("3/2/4/4", "head_steps=4 must be at most num_steps=3"),
-        ("0/1/1/1", "head_steps=1 must be at most num_steps=0"),
-        ((3, 2, 4, -1), "head_steps must be a whole number >= 0, got -1"),
-        ("2/2/99", "num_draft_tokens=99 must be between 2 and 7"),
-        ((True, 1, 2), "num_steps must be a whole number >= 0, got True"),
-        ((5.0, 4, 8), "num_steps must be a whole number >= 0, got 5.0"),
-        (("5", "4", "8"), "num_steps must be a whole number >= 0, got '5'"),
-    ],
-)
-def test_numbers_that_make_no_tree_are_named(given, message):
-    with pytest.raises(ValueError, match=message):
-        TreeShape.of(given)
 
 
 @pytest.mark.parametrize(
@@ -118,37 +32,3 @@ def test_trees_of_requests_may_be_written_in_any_way():
     config = EngineConfig(adaptive=True, request_trees=["plain", (3, 1, 4)], adaptive_trees=("2/1/3",), num_pages=np.int64(4))
     assert config.request_trees == (TreeShape(num_steps=0), TreeShape(3, 1, 4))
     assert config.adaptive_trees == (TreeShape(2, 1, 3),)
-
-
-def test_model_config_reads_both_generations_of_config_files():
-    old = ModelConfig.from_hf(LLAMA | {"rope_theta": 5e5, "torch_dtype": "bfloat16", "eos_token_id": [1, 2]})
-    rope = {"rope_type": "default", "rope_theta": 5e5}
-    new = ModelConfig.from_hf(LLAMA | {"rope_parameters": rope, "dtype": "bfloat16", "eos_token_id": [1, 2]})
-    assert old == new
-    assert (old.head_dim, old.num_kv_heads, old.rope.theta, old.eos_token_ids, old.dtype) == (16, 4, 5e5, (1, 2), "bfloat16")
-    assert ModelConfig.from_hf(LLAMA | {"head_dim": 48}).head_dim == 48
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
-        ({"sliding_window": 4096}, "sliding_window=4096"),
-        (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
-            "rope type 'dynamic' is not supported; supported: default, linear, llama3, yarn",
-        ),
-        ({"num_key_value_heads": 3}, "must be a multiple"),
-        ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to 2147483647, got '64'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 to 10000, got 0"),
-        ({"head_dim": 8.0}, "head_dim must be a whole number from 1 to 2147483647, got 8.0"),
-    ],
-)
-def test_what_would_change_the_computation_is_refused_by_name(change, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig.from_hf(LLAMA | change)
-
-
-def test_missing_attributes_are_named():
-    with pytest.raises(ValueError, match="no 'hidden_size'"):
-        ModelConfig.from_hf({key: value for key, value in LLAMA.items() if key != "hidden_size"})

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
-from jaxspec.config import PLAIN
 from jaxspec.demo.corpus import heldout_prompts
 from jaxspec.llm import _as_list
 from jaxspec.load import ending_with
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
+from jaxspec.tree_shape import PLAIN
 from tests.server.conftest import wait_until
 
 ROOT = Path(__file__).parents[1]

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CycleProgram
 from jaxspec.testing import engine_target, oracle_head, random_head, tiny_engine
+from jaxspec.tree_shape import TreeShape
 
 PROGRAM = CycleProgram(1, 64, TreeShape(3, 2, 5))
 

@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxspec.config import QUANTIZATIONS, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.settings import SamplingKind
 from jaxspec.engine.program_cache import CacheHits
+from jaxspec.model_config import QUANTIZATIONS
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.sharing import MESH_AXIS
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS, Gpu
 from jaxspec.planner.time_model import time_model
+from jaxspec.tree_shape import TreeShape
 from pallas_kernels.dispatch import lowered_for
 
 from .arrays import SAMPLING, batch_shapes, make_batch

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from jaxspec.commands.workbench import count_equal, run
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import encode
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 from .expected_text import PARAMS, PROMPTS, TOKENS
 from .lab import Cases, Lab

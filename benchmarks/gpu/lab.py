@@ -13,16 +13,17 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.storing import Storing, config_stored_as
-from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.models import Merger
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.placement import Placement
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.rope import RopeConfig
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 MOST_CALLS = 16
 """The most cycles per sample: the context grows meanwhile."""

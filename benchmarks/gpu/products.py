@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxspec.config import QUANTIZATIONS
+from jaxspec.model_config import QUANTIZATIONS
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul

@@ -10,8 +10,8 @@ from typing import Any
 from jaxspec.checkpoints.kinds import MARKOV
 from jaxspec.checkpoints.layout import Layout, TensorPlan, decoder_layer, linear, nested, norm, table
 from jaxspec.checks import Fields, Flag, ListOf, Text, Whole, short
-from jaxspec.config import ModelConfig
 from jaxspec.config_json import MAX_LAYERS, MODEL, SIZE, TOKEN_ID, refuse, require
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 
 IN_PLACE = ("embed_tokens.weight", "lm_head.weight")

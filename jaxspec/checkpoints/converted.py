@@ -29,8 +29,8 @@ from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.parameter_store import mapped_parameters
 from jaxspec.checkpoints.storing import Storing, config_stored_as, restored_layer
 from jaxspec.checks import MAX_REASON, Fields, Flag, ListOf, ObjectOf, OrNull, Text, Whole
-from jaxspec.config import ModelConfig
 from jaxspec.config_json import MAX_LAYERS, MODEL, ROPE, SIZE, TOKEN_ID
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config

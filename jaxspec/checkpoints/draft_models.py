@@ -11,7 +11,7 @@ from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
 from jaxspec.checkpoints.quantization import read_scheme
 from jaxspec.checkpoints.tensor_files import errors_named
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, layer_config
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxspec.checkpoints.block_layouts import block_layout
 from jaxspec.checkpoints.layout import Layout
 from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout, mtp_layout
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config

@@ -16,7 +16,7 @@ from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, mtp_plan
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.token_map import read_token_map
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import parameters, storage_of

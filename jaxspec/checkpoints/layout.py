@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, Needed
 from jaxspec.checkpoints.tensor_files import Tensor, transpose_into, transposed
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import HeadConfig
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from jaxspec.checkpoints.kinds import MTP_PREFIX, is_mtp_tensor
 from jaxspec.checkpoints.layout import CACHE_SCALES, DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
-from jaxspec.config import ModelConfig
 from jaxspec.config_json import refuse
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.families import target_config

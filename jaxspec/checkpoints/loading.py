@@ -21,7 +21,7 @@ from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.token_map import read_token_map
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model, layer_config
 from jaxspec.placement import ONE_DEVICE, Placement
 

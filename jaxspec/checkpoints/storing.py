@@ -17,7 +17,7 @@ from jaxspec.checkpoints.layout import Keys, Source, Stack, Stacked, TensorPlan
 from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.quantization import QuantizedStack
 from jaxspec.checkpoints.tensor_files import Tensor
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
 from jaxspec.models.registry import LoadedModel, abstract_model, layer_config

@@ -10,13 +10,13 @@ from queue import SimpleQueue
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.common import load_arguments
 from jaxspec.commands.serve_loading import sampling_defaults
-from jaxspec.config import PLAIN, TreeShape, names_of
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import EngineError, GenerationRequest, Update
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import ChatEncoder
+from jaxspec.tree_shape import PLAIN, TreeShape, names_of
 
 USUAL = {"temperature": 0.0}
 """Where the model's generation_config.json recommends nothing: as in `jaxspec generate`."""

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from jaxspec.commands.chat_screen import THINKING, Screen
 from jaxspec.commands.common import listing
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import declaration
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 STOPPED = "stopped"
 """The reason of an answer that Ctrl-C ended."""

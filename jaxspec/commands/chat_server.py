@@ -15,7 +15,7 @@ from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.chat_screen import CONTROL, THINKING
 from jaxspec.commands.common import json_of
 from jaxspec.commands.options import OPTIONS
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 KEY = OPTIONS["api_key"].secret
 """The environment variable that may hold the server's key."""

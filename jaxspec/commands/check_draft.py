@@ -13,9 +13,9 @@ from tqdm import tqdm
 from jaxspec.checks import short
 from jaxspec.commands.common import add_prompt_options, in_flags, listing, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree
-from jaxspec.config import PLAIN
 from jaxspec.defaults import NGRAM
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.tree_shape import PLAIN
 
 if TYPE_CHECKING:
     from jaxspec.commands.workbench import Pass

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from jaxspec.commands.common import add_prompt_options, in_flags, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, tree, whole
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from jaxspec.commands.workbench import Pass, Workbench

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from jaxspec.checks import Check, Flag, Number, Text, Whole
 from jaxspec.commands.compat_defaults import DEFAULTS
 from jaxspec.commands.options import Parser
-from jaxspec.config import TreeShape
 from jaxspec.defaults import FROM_TEXT, NGRAM
 from jaxspec.server.kv_events import FLAG as KV_EVENTS_FLAG
+from jaxspec.tree_shape import TreeShape
 
 
 class Ignored(NamedTuple):

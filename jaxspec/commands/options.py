@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import Whole, docstrings
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZE_BY, QUANTIZED, EngineConfig, TreeShape
+from jaxspec.config import ATTENTION_KERNELS, FP8, KV_CACHE_DTYPES, MATMULS, EngineConfig
 from jaxspec.engine.hosts import Hosts
+from jaxspec.model_config import DTYPES, QUANTIZE_BY, QUANTIZED
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.tool_formats import TOOL_FORMATS
+from jaxspec.tree_shape import TreeShape
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_QUEUED_REQUESTS = 1024

@@ -15,17 +15,17 @@ from jaxspec.checkpoints.draft_models import draft_kind
 from jaxspec.checkpoints.json_files import read_object
 from jaxspec.commands.common import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
-from jaxspec.config import PLAIN, names_of
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import FROM_TEXT, SMOLLM2, SMOLLM2_SAMPLING, draft_path, model_directory
 from jaxspec.engine.device import GRAPHS_SINCE, driver_version, makes_graphs
-from jaxspec.engine.hosts import ALONE, HostGroup
+from jaxspec.engine.host_group import ALONE, HostGroup
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams
 from jaxspec.text.chat_formats import CHAT_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.tree_shape import PLAIN, names_of
 
 MAX_TEMPLATE_BYTES = 2**20
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

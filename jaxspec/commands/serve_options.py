@@ -16,12 +16,13 @@ from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import TEXT_NAMES, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
 from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree
-from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.defaults import FROM_TEXT, NGRAM, SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
 from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
+from jaxspec.tree_shape import NGRAM_TREE, PLAIN, TreeShape
 
 PROG = "jaxspec serve"
 DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."

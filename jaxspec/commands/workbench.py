@@ -12,13 +12,14 @@ from typing import Any
 import jax
 
 from jaxspec.commands.common import Chat, PromptSet, Turns, load_arguments
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.prompts import Prompt, encode
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 ASKED_TOGETHER = 8
 """Conversations that are held at a time."""

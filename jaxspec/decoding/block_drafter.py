@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, uncalibrated
 from jaxspec.decoding.drafter import Draft, NewTokens
@@ -27,6 +26,7 @@ from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 type Children = Callable[[int, Int[Array, "b n"]], tuple[Int[Array, "b n k"], Float[Array, "b n k"]]]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import advance, commit
 from jaxspec.decoding.drafter import Models, NoDrafter
 from jaxspec.decoding.extend import extend
@@ -18,6 +17,7 @@ from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.decoding.state import Batch, Drafted, ProgramOutput, State, gather
 from jaxspec.decoding.tree import Candidates, Chain, Tree, rank
 from jaxspec.decoding.verify import Accepted, Verified, accept, report, verify
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Int, UInt
 
 

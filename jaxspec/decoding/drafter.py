@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.llama import Llama
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
 RATE_PRIOR = 4.0

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Depth, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, DraftTraits, NewTokens, Place
@@ -21,6 +20,7 @@ from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.linear import DEFAULT_KERNELS, NO_TOKEN, Kernels, only_rows
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 

@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.drafter import RATE_PRIOR, Draft, Drafter, DraftTraits, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import TOP_AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.llama import Llama
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
 PLACES = TOP_AT_ONCE

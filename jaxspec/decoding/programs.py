@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import Proposal, cycle, propose, settle
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.extend import catch_up
@@ -21,6 +20,7 @@ from jaxspec.decoding.prefill import Chunk, prefill
 from jaxspec.decoding.settings import neutral_settings, settings_row
 from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather, mask
 from jaxspec.decoding.tree import tree_of
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Int, UInt
 
 Rows, PageTable = Int[Array, " b"], Int[Array, "b p"]

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 from jax.typing import DTypeLike
 
-from jaxspec.config import FP8, ModelConfig
+from jaxspec.config import FP8
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings, neutral_settings, packed, unpacked
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.sharing import Shares
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 

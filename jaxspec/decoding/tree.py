@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.top import places_of_best
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
 

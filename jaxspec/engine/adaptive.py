@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from statistics import fmean, median_low
 from typing import NamedTuple
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.stats import AdaptiveState
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 MARGIN = 0.04
 """Another tree must look better by this share, because estimates have errors of this size."""

@@ -1,4 +1,4 @@
-"""The sockets of a group of hosts (hosts.py): their limits of time, and what tells that the other end is gone."""
+"""The sockets of a group of hosts (host_group.py): their limits of time, and what tells that the other end is gone."""
 
 import contextlib
 import os

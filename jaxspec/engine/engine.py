@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.engine.launched import Launched
@@ -27,6 +27,7 @@ from jaxspec.engine.trees import Masks, PlannedCycle, TreeChoice
 from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
+from jaxspec.tree_shape import TreeShape
 
 MOMENT = 0.02
 """Seconds that a step without work waits for a program, at most; new requests wait as long."""

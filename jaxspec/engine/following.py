@@ -1,4 +1,4 @@
-"""The processes of a group beside rank 0: each compiles and launches what rank 0 does, in the same order (hosts.py)."""
+"""The processes of a group beside rank 0: each compiles and launches what rank 0 does, in the same order (host_group.py)."""
 
 import logging
 import os
@@ -13,7 +13,6 @@ import jax
 import jaxlib
 
 from jaxspec.checks import reason_of
-from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import (
     AdmitProgram,
@@ -28,10 +27,12 @@ from jaxspec.decoding.programs import (
     Settlement,
     SettleProgram,
 )
-from jaxspec.engine.hosts import STOP_SIGNAL, WRONG_SETTINGS, Follower, Hosts, Leader, leave
+from jaxspec.engine.host_group import Follower, Leader
+from jaxspec.engine.hosts import STOP_SIGNAL, WRONG_SETTINGS, Hosts, leave
 from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.engine.relay import relay
 from jaxspec.engine.runner import Runner
+from jaxspec.tree_shape import TreeShape
 from jaxspec.version import own_version
 
 OF_ROWS = AdmitProgram, LendProgram, MaskProgram

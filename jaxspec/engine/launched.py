@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.state import Drafted, ProgramOutput
 from jaxspec.decoding.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
@@ -16,6 +15,7 @@ from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.speculation import DraftedTree, DraftSources
 from jaxspec.grammar.trees import Pruning
+from jaxspec.tree_shape import TreeShape
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 

@@ -1,4 +1,4 @@
-"""What the processes of a group tell one another (hosts.py), as bytes. Nothing is pickled, and importing this loads no JAX.
+"""What the processes of a group tell one another (host_group.py), as bytes. Nothing is pickled, and importing this loads no JAX.
 
 message = length of the header (4 bytes) | header (JSON) | bytes of the arrays, in order
 """

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.block_drafter import BlockDrafter
 from jaxspec.decoding.drafter import Drafter, Merged, Models, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
@@ -14,6 +14,7 @@ from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import Sizes, State, empty_state, stored_dtype
 from jaxspec.engine.text_store import LENT
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel

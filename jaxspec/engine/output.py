@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, Request, Status, TokenLogprob, Update
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
 from jaxspec.engine.speculation import CycleCounts, DraftedTree, DraftSources, Verification
 from jaxspec.engine.stats import SAMPLING, EngineStats
 from jaxspec.grammar.matcher import GrammarError
+from jaxspec.tree_shape import TreeShape
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.programs import (
     AdmitProgram,
     CatchUpProgram,
@@ -17,6 +17,7 @@ from jaxspec.decoding.programs import (
     SettleProgram,
 )
 from jaxspec.engine.text_store import LENT
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 MOST_PROMPTS = 8
 """Prompts whose chunks one program computes, at most."""

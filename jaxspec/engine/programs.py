@@ -21,15 +21,15 @@ import jax
 import numpy as np
 
 from jaxspec.checks import reason_of
-from jaxspec.config import TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.programs import CycleProgram, Program
 from jaxspec.decoding.state import State
-from jaxspec.engine.hosts import ALONE, HostGroup
+from jaxspec.engine.host_group import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import NO_PROGRAMS, ProgramCount, ProgramTable
 from jaxspec.engine.progress import CompilingProgress
 from jaxspec.placement import ONE_DEVICE, Placement
+from jaxspec.tree_shape import TreeShape
 from pallas_kernels.dispatch import lowered_for
 
 logger = logging.getLogger(__name__)

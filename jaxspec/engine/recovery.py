@@ -8,7 +8,7 @@ produce the same text.
 import logging
 from collections.abc import Sequence
 
-from jaxspec.engine.hosts import ALONE
+from jaxspec.engine.host_group import ALONE
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import IntegrityError

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.checks import is_int, is_number
-from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.adaptive import DraftFactors
 from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.repeats import Repeats
 from jaxspec.engine.speculation import CycleCounts, Speculation, Verification
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
+from jaxspec.tree_shape import TreeLike, TreeShape
 
 if TYPE_CHECKING:
     from jaxspec.grammar.matcher import Matcher  # loads transformers

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.programs import (
@@ -27,7 +27,7 @@ from jaxspec.decoding.programs import (
 )
 from jaxspec.decoding.state import Sizes, State, words_of
 from jaxspec.engine.device import addressable_pages, check_kernel, memory_limit
-from jaxspec.engine.hosts import ALONE, HostGroup
+from jaxspec.engine.host_group import ALONE, HostGroup
 from jaxspec.engine.inputs import admission, padded_table, prefill_chunk
 from jaxspec.engine.launched import Launched, emitted, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
@@ -42,6 +42,7 @@ from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.placement import Placement
+from jaxspec.tree_shape import TreeShape
 
 logger = logging.getLogger(__name__)
 

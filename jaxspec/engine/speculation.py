@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxspec.config import TreeShape
 from jaxspec.grammar.trees import Pruning
+from jaxspec.tree_shape import TreeShape
 
 
 class DraftSources(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from jaxspec.config import TreeShape
+from jaxspec.tree_shape import TreeShape
 
 SAMPLING = ("greedy", "sampled")
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.adaptive import AdaptiveTrees, Outlook, level_of
 from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
+from jaxspec.tree_shape import NGRAM_TREE, PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from jaxspec.decoding.drafter import DraftTraits

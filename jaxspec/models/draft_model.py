@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.head import DraftHead, HeadConfig
 from jaxspec.models.layers import DecoderLayer, LayerInputs, LayerOutput, RMSNorm
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from jaxspec.checks import short
-from jaxspec.config import ModelConfig
 from jaxspec.config_json import checked, require
+from jaxspec.model_config import ModelConfig
 
 
 class Family(NamedTuple):

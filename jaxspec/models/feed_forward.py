@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flax import nnx
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.linear import Builder
 from jaxspec.typing import Array, Float
 from pallas_kernels.product import Product

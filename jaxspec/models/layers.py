@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import FP8, ModelConfig
+from jaxspec.config import FP8
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.linear import Builder, only_rows
 from jaxspec.rope import inverse_frequencies

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.sharing import AXES, GATHERED, MESH_AXIS, Shares
 from jaxspec.typing import Array, Bool, Float, Int
 from pallas_kernels.dispatch import choose

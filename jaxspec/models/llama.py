@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, layer_inputs
 from jaxspec.models.linear import DEFAULT_KERNELS, NO_TOKEN, Builder, Kernels, look_up, put_together
 from jaxspec.typing import Array, Float, Int, KeysValues

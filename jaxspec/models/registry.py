@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.draft_model import DraftModel, DraftModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxspec.config import ModelConfig
 from jaxspec.host_memory import aligned_empty
+from jaxspec.model_config import ModelConfig
 from pallas_kernels.quantized import InBlocks, QuantizedAs
 from pallas_kernels.rows import AsInFile
 from pallas_kernels.weight import ANYWHERE, Grain

@@ -17,10 +17,12 @@ from jaxspec.checkpoints.hub import HubOptions, is_hub_name
 from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, add_model_options, whole
-from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, default_tree, draft_path, gpu_dtype, model_directory
+from jaxspec.model_config import UNQUANTIZED
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
 from jaxspec.planner.gpus import DRIVER, GPUS, Gpu
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from jaxspec.planner.plan import Plan

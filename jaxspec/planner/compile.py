@@ -17,9 +17,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec.config import TreeShape
 from jaxspec.planner.gpus import DRIVER, GPUS
 from jaxspec.server_process import PYTHON
+from jaxspec.tree_shape import TreeShape
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxspec.config import FP8, ModelConfig, TreeShape
+from jaxspec.config import FP8
 from jaxspec.engine.device import ADDRESSABLE_ENTRIES
 from jaxspec.engine.models import cache_bytes_per_token
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.sharing import Shares
 from jaxspec.planner.gpus import Gpu
 from jaxspec.planner.models import Weights, unquantised, weights_of
+from jaxspec.tree_shape import TreeShape
 
 LOGIT_BYTES = 4
 """Logits are float32, whatever the dtype of the weights."""

@@ -21,7 +21,7 @@ from jaxspec.checkpoints.loading import read_target_plan
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, config_stored_as, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.eagle3 import Eagle3Config

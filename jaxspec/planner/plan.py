@@ -4,12 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.device import makes_graphs
 from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
 from jaxspec.planner.gpus import DRIVER, Gpu
 from jaxspec.planner.time_model import constants, counts_of, time_model
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 SAMPLING = ("greedy", "temperature", "top_p, top_k or min_p", "penalties, bias or bans")
 """Names of the kinds of cycles."""

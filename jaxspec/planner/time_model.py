@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jaxspec.config import TreeShape
 from jaxspec.models.head import HeadConfig
 from jaxspec.planner.compile import KINDS, CompiledCycle, Launch
 from jaxspec.planner.estimate import CycleCost, Pair, cycle_cost
 from jaxspec.planner.gpus import Gpu
+from jaxspec.tree_shape import TreeShape
 
 COPY_SHARE = 0.896
 """Copying large arrays, as a share of the data sheet's bandwidth: 4.3 of 4.8 TB/s on an H200, 3.0 of 3.35 TB/s on an H100."""

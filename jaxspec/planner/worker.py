@@ -21,11 +21,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
-from jaxspec.config import EngineConfig, ModelConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.programs import CycleProgram, PrefillProgram, Program, ProposeProgram, SettleProgram
 from jaxspec.decoding.state import Sizes
 from jaxspec.engine.models import Merger, drafter_of, kernels_of, new_state
 from jaxspec.engine.programs import Programs
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
 from jaxspec.models.sharing import MESH_AXIS
@@ -41,6 +42,7 @@ from jaxspec.planner.compile import (
 )
 from jaxspec.planner.gpus import DRIVER, GPUS
 from jaxspec.planner.models import read_head, read_target
+from jaxspec.tree_shape import TreeShape
 
 
 def main() -> None:

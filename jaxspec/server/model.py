@@ -7,13 +7,13 @@ from functools import cached_property
 from time import time
 from typing import Any, NoReturn
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import ProgramCount
 from jaxspec.server.errors import ApiError, echo, wrong
 from jaxspec.text.answer_parser import ReasoningFormat
 from jaxspec.text.chat_template import ChatTemplate, RenderError
 from jaxspec.text.tokenizer import Tokenizer
 from jaxspec.text.tool_formats import ToolFormat
+from jaxspec.tree_shape import TreeShape
 
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""

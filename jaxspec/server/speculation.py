@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.speculation import Speculation
@@ -12,6 +11,7 @@ from jaxspec.server.errors import ApiError, wrong
 from jaxspec.server.fields import CacheSalt, Priority, RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
 from jaxspec.server.sending import ResponseModel
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 
 class SpeculativeOptions(RequestModel):

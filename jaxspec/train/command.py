@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, help_of, whole
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.train.settings import DataSettings, TrainSettings
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from jaxspec.load import LoadedModels

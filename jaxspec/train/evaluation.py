@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from jaxspec.commands.workbench import count_equal, run
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.tokenizer import Tokenizer
 from jaxspec.train.conversations import Conversation
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 BATCH = 4
 

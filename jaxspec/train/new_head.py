@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxspec.checkpoints.block_layouts import default_layer_ids
 from jaxspec.checkpoints.loading import load_head
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import acceptance
 from jaxspec.commands.workbench import Pass
-from jaxspec.config import TreeShape
+from jaxspec.tree_shape import TreeShape
 
 
 def test_every_node_count_has_its_chain_and_trees():

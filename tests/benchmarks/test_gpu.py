@@ -34,13 +34,13 @@ from benchmarks.gpu.tables import ANCHORS, by_part
 from benchmarks.gpu.worker import cases_of, run_cases
 from benchmarks.options import RESULTS, BenchmarkError
 from jaxspec.commands.options import tree
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import gather
 from jaxspec.planner import estimate
 from jaxspec.planner.compile import WITHOUT_GPU
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import weights_of
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.dispatch import lowered_for
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.skinny_matmul import SwiGlu

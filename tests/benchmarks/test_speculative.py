@@ -11,7 +11,7 @@ from benchmarks.speculative_tables import config_file, notes, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, why_not
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.commands.workbench import Pass
-from jaxspec.config import TreeShape
+from jaxspec.tree_shape import TreeShape
 
 CHAIN, WIDE, SHORT = TreeShape(3, 1, 4), TreeShape(3, 4, 8), TreeShape(1, 1, 2)
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.commands.replicas import LOOPBACK, free_ports
-from jaxspec.config import ModelConfig
 from jaxspec.host_memory import number
+from jaxspec.model_config import ModelConfig
 
 PROCESSES = 4
 SIZES: dict[str, int] = dict(

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import QUANTIZATIONS
 from jaxspec.load import LoadedModels, load_models
+from jaxspec.model_config import QUANTIZATIONS
 from jaxspec.models.layers import causal_metadata
 
 LENGTH = 256

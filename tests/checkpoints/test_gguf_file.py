@@ -23,7 +23,7 @@ from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Dec
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.sentence_pieces import Pieces
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.rope import RopeConfig, inverse_frequencies
 from jaxspec.testing import tiny_target, write_target

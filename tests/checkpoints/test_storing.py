@@ -13,11 +13,11 @@ import pytest
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.load import load_models
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, tiny_target, write_head, write_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.row_matmul import what_is_missing
 from tests.checkpoints.test_gguf_file import MODELS, SIZES, gguf, write
 from tests.engine.test_equality import PROMPTS, mixed_params, run

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import CACHE_SCALES
 from jaxspec.checkpoints.loading import head_kind, load_target
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.families import target_config
 from jaxspec.rope import RopeConfig
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target

@@ -11,8 +11,8 @@ from jaxspec.cli import main
 from jaxspec.commands import chat, chat_loop
 from jaxspec.commands.chat_loop import ChatLoop, Figures, Piece, Wishes
 from jaxspec.commands.chat_screen import THINKING, Screen
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import DRAFT, PREFILL
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 SYSTEM = {"role": "system", "content": "be brief"}
 

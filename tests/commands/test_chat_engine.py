@@ -14,7 +14,7 @@ from jaxspec import LLM
 from jaxspec.commands.chat import make_parser
 from jaxspec.commands.chat_engine import EngineSource
 from jaxspec.commands.chat_loop import Wishes
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.commands.conftest import TinyModel, text_of
 from tests.commands.terminal import CTRL_C, CTRL_D, typed
 from tests.live_server import optimizing

@@ -10,10 +10,10 @@ from jaxspec.commands import chat_server
 from jaxspec.commands.chat_loop import Wishes
 from jaxspec.commands.chat_screen import THINKING
 from jaxspec.commands.chat_server import ServerSource, error_of, piece_of
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.commands.conftest import text_of
 from tests.commands.terminal import CTRL_C, typed
 from tests.server.conftest import serving

@@ -7,8 +7,8 @@ import pytest
 
 from jaxspec.commands.check_draft import Report, judge, main, show
 from jaxspec.commands.workbench import Workbench
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.defaults import BUILT_IN_HEAD, UNASKED
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.reference import FIXTURES, HEAD, TARGET, trace
 
 GOOD = Report(

@@ -19,10 +19,10 @@ from jaxspec.commands.check_lossless import (
     ways_of_sampling,
 )
 from jaxspec.commands.workbench import run
-from jaxspec.config import PLAIN
 from jaxspec.defaults import BUILT_IN_HEAD, UNASKED
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_engine
+from jaxspec.tree_shape import PLAIN
 
 
 @pytest.mark.parametrize("more", ["", "--speculative-ngram", "--draft ngram --kv-cache-dtype fp8"])

@@ -6,7 +6,8 @@ import pytest
 
 from jaxspec.commands.compat import IGNORED, accepted_values
 from jaxspec.commands.serve_options import make_parser, parse_arguments
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
+from jaxspec.tree_shape import TreeShape
 
 EACH = [(group.instead, *spelling.partition("=")) for group in IGNORED for spelling in group.names.split()]
 """The reason, and the flag's name, = if it takes a value, and which."""

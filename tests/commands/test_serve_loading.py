@@ -24,7 +24,7 @@ from jaxspec.commands.serve_loading import (
     sampling_defaults,
 )
 from jaxspec.commands.serve_options import parse_arguments, settings_in_use
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.defaults import UNASKED
 from jaxspec.engine.programs import Compilation, ProgramError
@@ -32,6 +32,7 @@ from jaxspec.load import LoadedModels, load_models
 from jaxspec.serve import known_settings
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.chat_formats import CHAT_FORMATS
+from jaxspec.tree_shape import TreeShape
 from pallas_kernels.cpu import what_is_missing
 from tests.checkpoints.real_heads import dflash, dspark
 

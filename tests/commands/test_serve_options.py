@@ -12,10 +12,11 @@ from jaxspec.commands.compat import IGNORED
 from jaxspec.commands.config_file import MAX_BYTES
 from jaxspec.commands.options import FLAG_OF, OPTIONS
 from jaxspec.commands.serve_options import ServerArguments, help_text, make_parser, parse_arguments
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.kv_events import KvEventsConfig
 from jaxspec.server.settings import ServerSettings
+from jaxspec.tree_shape import TreeShape
 
 PLAIN = TreeShape(num_steps=0)
 SECRET = "correct-horse-battery"

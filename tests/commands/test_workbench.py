@@ -13,9 +13,10 @@ from jaxspec.commands import chat_engine, workbench
 from jaxspec.commands.common import Chat, PromptSet, Turns
 from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_config, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.server.fakes import byte_tokenizer
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter, HeadState
 from jaxspec.decoding.prefill import Chunk
@@ -15,6 +14,7 @@ from jaxspec.decoding.state import Admission, Sizes, State
 from jaxspec.engine import inputs
 from jaxspec.engine.models import new_state
 from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer

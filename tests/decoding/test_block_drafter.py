@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import write_checkpoint
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.block_drafter import BlockDrafter, Children, behind, best_texts, block_logits, chain, view
 from jaxspec.decoding.drafter import Merged, NewTokens
 from jaxspec.decoding.ngram import NgramDrafter
@@ -27,6 +26,7 @@ from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_block, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served, updates_of
 from tests.reference import FIXTURES
 from tests.sets import exhaustive

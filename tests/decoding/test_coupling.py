@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Prediction, boundary, calibrated, log_total, log_total_in_one_pass
 from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import Models
@@ -20,6 +19,7 @@ from jaxspec.decoding.verify import choose_tokens
 from jaxspec.models.head import DraftHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_eagle, random_head
+from jaxspec.tree_shape import TreeShape
 from tests.decoding.rows import admission_of, models_of, poisoned_state
 
 ROWS, DEPTHS, VOCAB, TEXT = 6, 3, 64, [3, 1, 4, 1, 5, 9]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
@@ -23,6 +22,7 @@ from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_config
+from jaxspec.tree_shape import TreeShape
 from tests.decoding.distribution_in_numpy import distribution, threshold_distribution
 from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.sets import exhaustive

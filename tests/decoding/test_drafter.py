@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.drafter import RATE_MEMORY, RATE_PRIOR, Merged, NoDrafter, Promises, names_of_sets
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge, rank
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 TARGET, TREE = engine_target(), TreeShape(3, 2, 5)
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.extend import catch_up
 from jaxspec.decoding.head_drafter import SlidingWindow
@@ -19,6 +18,7 @@ from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head
+from jaxspec.tree_shape import PLAIN, TreeShape
 from jaxspec.typing import KeysValues
 from tests.decoding import distribution_in_numpy
 from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state

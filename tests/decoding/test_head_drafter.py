@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.head_drafter import SlidingWindow, VisibleSlots, visible_slots
 from jaxspec.decoding.state import gather
 from jaxspec.decoding.tree import build_tree
+from jaxspec.tree_shape import TreeShape
 from tests.decoding.test_extend import PROMPT, TABLE, compiled, prefilled
 from tests.sets import exhaustive
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import RATE_MEMORY, RATE_PRIOR
 from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, candidates, continued, find
@@ -21,6 +21,7 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.speculation import DraftedTree
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, largest_sizes_only, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 

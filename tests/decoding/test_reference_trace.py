@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.state import admit
 from jaxspec.decoding.tree import ancestor_mask
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.tree_shape import TreeShape
 from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.reference import head, target, trace
 from tests.sets import exhaustive

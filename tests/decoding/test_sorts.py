@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import Sort, read_sorts
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 VOCABULARY, DRAFTED = 640, 512
 EAGLE3 = partial(random_head, draft_vocab_size=DRAFTED)

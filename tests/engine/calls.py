@@ -17,7 +17,6 @@ import httpx
 
 import jaxspec
 from jaxspec import LLM, SamplingParams
-from jaxspec.config import TreeShape
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
@@ -26,6 +25,7 @@ from jaxspec.server.metrics import RequestCollector, StepTimes
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import largest_sizes_only, random_eagle, tiny_engine, tiny_target, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.tree_shape import TreeShape
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
 
 SOURCES = f"{Path(jaxspec.__file__).parent}/"

@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.driver import EngineThread, Ticket
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import EngineError, GenerationRequest, Request, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.tree_shape import TreeShape
 from tests.engine.records import record, recorded
 from tests.engine.sources import SOURCES, TOKENS, Case, Setting, engine_of, random_case, random_prompt, run
 

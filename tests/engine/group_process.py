@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.engine.hosts import ALONE, STOP_SIGNAL, Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.host_group import ALONE, Follower, Leader
+from jaxspec.engine.hosts import STOP_SIGNAL, Hosts, run_to_the_end
 from jaxspec.engine.messages import Kept
 
 KEY = b"the key of the tests"
@@ -61,10 +62,10 @@ def messages(hosts: Hosts) -> int:
     at rank 0 until it could launch, too."""
     import jax.numpy as jnp
 
-    from jaxspec.config import TreeShape
     from jaxspec.decoding.programs import CycleProgram
     from jaxspec.engine.following import program_of
     from jaxspec.engine.placed import Placed, leaves_to_send
+    from jaxspec.tree_shape import TreeShape
 
     took: list[float] = []
     if hosts.node_rank:
@@ -103,7 +104,7 @@ def end_when_told() -> list[int]:
 
 def engine(hosts: Hosts) -> int:
     """A tiny model, whose layers two processes share."""
-    from jaxspec.config import EngineConfig, TreeShape
+    from jaxspec.config import EngineConfig
     from jaxspec.engine.engine import Engine
     from jaxspec.engine.following import follow, join
     from jaxspec.engine.program_cache import enable_compilation_cache
@@ -111,6 +112,7 @@ def engine(hosts: Hosts) -> int:
     from jaxspec.engine.runner import Start
     from jaxspec.sampling_params import SamplingParams
     from jaxspec.testing import largest_sizes_only, random_eagle, tiny_target
+    from jaxspec.tree_shape import TreeShape
 
     group = join(hosts, KEY)
     enable_compilation_cache()

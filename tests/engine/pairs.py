@@ -17,7 +17,7 @@ import jax
 
 from jaxspec.checkpoints.draft_models import refuse_token_map
 from jaxspec.checkpoints.storing import Storing, config_stored_as
-from jaxspec.config import FP8, EngineConfig, TreeShape
+from jaxspec.config import FP8, EngineConfig
 from jaxspec.decoding.drafter import Drafter, Merged, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.engine import check_trees
@@ -26,6 +26,7 @@ from jaxspec.engine.models import drafter_of
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_block, random_head
+from jaxspec.tree_shape import TreeShape
 from tests.engine.records import recorded
 from tests.engine.sources import PLACEMENTS, SOURCES, STORAGES, recorded_group
 

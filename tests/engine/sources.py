@@ -28,7 +28,7 @@ from gguf.quants import quantize
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import FP8, EngineConfig
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2_HEAD, UNASKED
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -55,6 +55,7 @@ from jaxspec.text.answer_parser import AnswerFormat, AnswerParser, Thinking
 from jaxspec.text.answer_reader import CallStart, Event, merged
 from jaxspec.text.tokenizer import load_tokenizer
 from jaxspec.text.tool_formats import TOOL_FORMATS
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rows import AsInFile
 from pallas_kernels.weight import Weight

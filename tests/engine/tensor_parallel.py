@@ -22,12 +22,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import MATRIX, Storing, config_stored_as, restored_layer, with_storage
-from jaxspec.config import PLAIN, EngineConfig, ModelConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.linear import Storage, parameters
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, layer_config
 from jaxspec.planner.compile import read_collectives
@@ -42,6 +43,7 @@ from jaxspec.testing import (
     random_head,
     random_mtp,
 )
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.weight import Weight
 from tests.engine.records import record, recorded

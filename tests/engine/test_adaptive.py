@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.adaptive import FIRST_TRY, LEVELS, PROBE_CYCLES, AdaptiveTrees, DraftFactors, Outlook, level_of
+from jaxspec.tree_shape import TreeShape
 
 PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -7,11 +7,12 @@ import pytest
 
 from jaxspec.commands.common import load_prompts
 from jaxspec.commands.workbench import Pass, Workbench, run
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 pytestmark = pytest.mark.exhaustive
 BATCH, PROMPTS, CHUNK, TOKENS, SPEC = 8, 16, 64, 64, TreeShape(5, 4, 8)

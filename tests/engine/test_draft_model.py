@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoints.draft_models import as_draft
-from jaxspec.config import FP8, PLAIN, TreeShape
+from jaxspec.config import FP8
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, largest_sizes_only, random_draft_model, tiny_engine, write_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.quantized import QuantizedAs
 from tests.engine.served import served
 from tests.engine.test_equality import PROMPTS, run

@@ -6,7 +6,6 @@ from dataclasses import replace
 import jax
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram
 from jaxspec.engine import request as request_module
 from jaxspec.engine.engine import Engine
@@ -14,6 +13,7 @@ from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Limits
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import Gate, outputs_of, served, updates_of
 from tests.sets import exhaustive
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served
 from tests.sets import exhaustive, variants
 

@@ -5,13 +5,13 @@ import logging
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN
 from jaxspec.engine.driver import MAX_FAILED_STEPS
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer, tiny_engine
+from jaxspec.tree_shape import PLAIN
 from tests.engine.served import outputs_of
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8]]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import EngineError, GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from jaxspec.tree_shape import TreeShape
 from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 

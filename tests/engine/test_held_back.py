@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from jaxspec.tree_shape import PLAIN
 from tests.engine.served import Gate, outputs_of, served
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -20,20 +20,21 @@ import numpy as np
 import pytest
 
 from jaxspec.commands.replicas import LOOPBACK, free_ports
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Tree
 from jaxspec.engine import connections, following, messages
-from jaxspec.engine import hosts as module
+from jaxspec.engine import host_group as module
 from jaxspec.engine.following import PROGRAMS, Repeating, program_of
-from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
+from jaxspec.engine.host_group import Follower, Leader
+from jaxspec.engine.hosts import Hosts, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
 from jaxspec.engine.relay import relay
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.rope import RopeConfig
 from jaxspec.testing import engine_target, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Chain, as_candidates, merge, rank
@@ -14,6 +13,7 @@ from jaxspec.decoding.verify import unpack
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import updates_of
 from tests.grammar.cases import TREES, engine
 from tests.sets import exhaustive

@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import FP8, EngineConfig
 from jaxspec.engine.models import cache_bytes_per_token, kernels_of
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import Kernels
 from jaxspec.testing import engine_target, random_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.tree_attention import tree_attention
 from tests.engine.test_equality import PROMPTS, mixed_params, run
 

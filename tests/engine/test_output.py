@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, Emitted, Output, traced_tokens
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.request import GenerationRequest, Request, Update
@@ -12,6 +11,7 @@ from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
+from jaxspec.tree_shape import TreeShape
 
 CHAIN, NONE = TreeShape(3, 1, 4), TreeShape(num_steps=0)
 

@@ -234,5 +234,5 @@ def test_configuration_requests_and_scheduler_load_no_jax():
     engine = ", ".join(
         f"jaxspec.engine.{name}" for name in ("pages", "request", "scheduler", "stats", "output", "trees", "driver", "generation")
     )
-    code = f"import sys, jaxspec, jaxspec.config, {engine}; sys.exit('jax' in sys.modules or 'transformers' in sys.modules)"
+    code = f"import sys, jaxspec, jaxspec.model_config, {engine}; sys.exit('jax' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.prefill_groups import grouped
@@ -17,6 +17,7 @@ from jaxspec.engine.scheduler import PrefillChunk, Scheduler
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine, tiny_target
 from jaxspec.text.detokenizer import Detokenizer
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import outputs_of, served
 from tests.sets import exhaustive
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
@@ -21,6 +20,7 @@ from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from jaxspec.typing import KeysValues
 from tests.engine.served import served
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.programs import (
     AdmitProgram,
     CatchUpProgram,
@@ -17,6 +17,7 @@ from jaxspec.decoding.programs import (
     SettleProgram,
 )
 from jaxspec.engine.program_table import ProgramTable
+from jaxspec.tree_shape import PLAIN, TreeShape
 
 TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
 

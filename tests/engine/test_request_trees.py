@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served, updates_of
 from tests.sets import exhaustive
 

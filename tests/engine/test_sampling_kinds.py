@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served, updates_of
 
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]

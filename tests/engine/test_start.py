@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, MaskProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
 from jaxspec.engine.device import addressable_pages, memory_limit
@@ -24,6 +23,7 @@ from jaxspec.engine.runner import Start
 from jaxspec.host_memory import own_memory
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served
 
 GB = 10**9

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.defaults import UNASKED
 from jaxspec.engine.adaptive import LEVELS, AdaptiveTrees, DraftFactors, Outlook
@@ -13,6 +13,7 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.trees import TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.test_repeats import cycles_of, emitted_by
 
 SECONDS = dict(zip((PLAIN, *UNASKED[None]), (1.0, 2.0, 1.4), strict=True))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import EngineConfig
 from jaxspec.decoding.drafter import DraftTraits
 from jaxspec.engine.adaptive import OWN_PRIOR
 from jaxspec.engine.engine import Engine
@@ -18,6 +18,7 @@ from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 from jaxspec.text.detokenizer import Detokenizer
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import served
 from tests.sets import exhaustive
 

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine import placed
 from jaxspec.engine.engine import Engine
@@ -13,6 +12,7 @@ from jaxspec.engine.request import GenerationRequest, Status
 from jaxspec.placement import ONE_DEVICE
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import updates_of
 from tests.sets import variants
 

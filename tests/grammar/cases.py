@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator, FormatChecker
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only, tiny_engine, tiny_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import lose_halves_now_and_then
 from tests.grammar.parts import Part, Recognizer, as_ebnf, as_lark, as_regex, random_part, random_rules
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.grammar.trees import TextTree
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.structured import FIXED_LAYOUT
+from jaxspec.tree_shape import TreeShape
 from tests.engine.served import served, updates_of
 from tests.grammar.cases import engine, loaded
 

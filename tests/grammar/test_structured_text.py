@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import CycleProgram, ProposeProgram
 from jaxspec.decoding.tree import Candidates, rank
 from jaxspec.engine.engine import Engine
@@ -22,6 +21,7 @@ from jaxspec.server.tools import Function, ToolUse, constraint_for
 from jaxspec.testing import tiny_engine, tiny_target
 from jaxspec.text.answer_parser import THINK, Answer, AnswerFormat, AnswerParser, Thinking
 from jaxspec.text.tool_formats import TOOL_FORMATS
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.served import Gate, served, updates_of
 from tests.grammar.cases import TREES, Bench, engine, random_case
 from tests.server.fakes import TAGS, byte_tokenizer, with_tags

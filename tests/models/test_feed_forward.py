@@ -13,13 +13,14 @@ from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.loading import read_parameters
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.config import PLAIN, ModelConfig, TreeShape
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.feed_forward import MLP, FeedForward, Projection, SwiGluMLP
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import Builder
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import build_model, split_model
 from jaxspec.testing import random_eagle, random_head, scaled_up, tiny_config, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.engine.test_equality import PROMPTS, mixed_params, run
 from tests.models.heads_in_numpy import attention, mlp, rms_norm
 

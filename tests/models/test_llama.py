@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import TreeShape
 from jaxspec.decoding.head_drafter import DraftInputs, draft, visible_slots
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
@@ -14,6 +13,7 @@ from jaxspec.models.linear import NO_TOKEN
 from jaxspec.models.llama import Llama
 from jaxspec.rope import RopeConfig, inverse_frequencies
 from jaxspec.testing import random_head, tiny_config, tiny_target
+from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import KeysValues
 from pallas_kernels.cpu import what_is_missing
 from pallas_kernels.rotate_qkv.reference import rotate

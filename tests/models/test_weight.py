@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.config import PLAIN, ModelConfig, TreeShape
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.linear import parameters
 from jaxspec.models.registry import LoadedModel
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from jaxspec.tree_shape import PLAIN, TreeShape
 from pallas_kernels.weight import Dense, Weight
 from tests.engine.test_equality import PROMPTS, mixed_params, run
 from tests.sets import exhaustive

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.planner import command
 from jaxspec.planner import compile as compile_module
 from jaxspec.planner.command import main
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch
 from jaxspec.planner.gpus import GPUS
+from jaxspec.tree_shape import TreeShape
 from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B, config_file
 
 

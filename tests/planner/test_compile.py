@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.planner import compile as compile_module
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch, compile_cycles, why_not
 from jaxspec.planner.worker import compile_all
+from jaxspec.tree_shape import TreeShape
 from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
 
 SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import TreeShape
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.testing import random_eagle, random_head, tiny_target
+from jaxspec.tree_shape import TreeShape
 
 PLAIN = TreeShape(num_steps=0)
 SIZES = st.integers(1, 64)

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from jaxspec.config import FP8, PLAIN, TreeShape
+from jaxspec.config import FP8
 from jaxspec.decoding.sampling import NODES_AT_ONCE
 from jaxspec.decoding.settings import SamplingKind
 from jaxspec.decoding.top import FEW
 from jaxspec.planner.compile import CompiledCycle, CycleShape, Quantizations, compile_cycles
 from jaxspec.planner.estimate import pair
 from jaxspec.planner.models import read_head, read_target
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.planner.configs import (
     DFLASH_QWEN3_8B,
     EAGLE3_LLAMA_8B,

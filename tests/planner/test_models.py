@@ -6,7 +6,6 @@ import pytest
 
 from convert.converting import Options, convert_target
 from jaxspec.checkpoints.loading import load_target
-from jaxspec.config import TreeShape
 from jaxspec.defaults import own_head
 from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
@@ -22,6 +21,7 @@ from jaxspec.testing import (
     write_head,
     write_target,
 )
+from jaxspec.tree_shape import TreeShape
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
 from tests.checkpoints.test_quantization import FORMATS, HALVES, compressed, published
 from tests.checkpoints.test_targets import configured

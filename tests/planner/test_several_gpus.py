@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import WITHOUT_GPU, CompiledCycle, CycleShape, compile_cycles
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, config_file
 from tests.sets import exhaustive
 
@@ -67,7 +67,7 @@ WITH_XLAS_GRAPHS = """
 import json, sys
 from dataclasses import fields
 from pathlib import Path
-from jaxspec.config import PLAIN
+from jaxspec.tree_shape import PLAIN
 from jaxspec.placement import Placement
 from jaxspec.planner import worker
 from jaxspec.planner.compile import CycleShape

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import CompiledCycle, Launch
 from jaxspec.planner.estimate import cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 from jaxspec.planner.time_model import EXCHANGE, Kind, LaunchCounts, counts_of, time_model
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.planner.configs import DFLASH_QWEN3_8B, QWEN3_8B, config_file
 
 CHAIN = TreeShape(3, 1, 4)

@@ -13,7 +13,6 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from jaxspec.config import PLAIN
 from jaxspec.engine.driver import EngineThread
 from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
@@ -25,6 +24,7 @@ from jaxspec.server.settings import ServerSettings
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.tool_formats import TOOL_FORMATS
+from jaxspec.tree_shape import PLAIN
 from tests.server.fakes import CHAT_TEMPLATE, CONTEXT, TOOL_TEMPLATE, TREE, FakeEngine, byte_tokenizer
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"

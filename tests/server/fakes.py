@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.request import GenerationRequest, Request, Status, TokenLogprob, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.speculation import CycleCounts, DraftedTree, Verification
@@ -20,6 +19,7 @@ from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.trees import Pruning
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.tree_shape import TreeShape
 
 VOCABULARY = 256
 CONTEXT = 64

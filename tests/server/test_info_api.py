@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.server.metrics import KEPT_STEPS, StepTimes
 from jaxspec.server.settings import ServerSettings
 from jaxspec.server.sglang.info import without_directory
+from jaxspec.tree_shape import TreeShape
 from jaxspec.version import own_version
 from tests.server.conftest import Client, served, wait_until
 from tests.server.fakes import CONTEXT, TREE

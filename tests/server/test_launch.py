@@ -17,9 +17,9 @@ from huggingface_hub import constants
 from jaxspec import serve
 from jaxspec.commands.serve_loading import load
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
-from jaxspec.config import TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
+from jaxspec.tree_shape import TreeShape
 from tests.hub import Hub, running_hub
 from tests.live_server import running_server
 from tests.sets import exhaustive

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from jaxspec.config import TreeShape
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.logprobs import chat_logprobs, completion_logprobs, prompt_offsets, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel
+from jaxspec.tree_shape import TreeShape
 from tests.server.conftest import USER, Client
 from tests.server.fakes import CONTEXT, TEXT, TREE, byte_tokenizer, sentencepiece_tokenizer, with_tags
 

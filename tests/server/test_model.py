@@ -9,12 +9,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
 
-from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_STOP_STRINGS
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.tree_shape import PLAIN, TreeShape
 from tests.server.conftest import USER, served
 from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
 

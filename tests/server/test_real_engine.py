@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from jaxspec.commands.replicas import LOOPBACK, free_ports
-from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import KEY, LEAST_KEY
 from jaxspec.engine.request import GenerationRequest
@@ -21,6 +20,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.tree_shape import TreeShape
 from tests.engine.served import served
 from tests.live_server import running_server
 from tests.server.conftest import CHAT, COMPLETIONS, USER, serving, wait_until

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.registry import abstract_model
 from jaxspec.planner.worker import gpus

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints.loading import load_head
-from jaxspec.config import TreeShape
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.mtp import MTPConfig
@@ -27,6 +26,7 @@ from jaxspec.train.head import Trainer, checkpoints_of, room_for_lessons
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import BLOCKS, TrainSettings
+from jaxspec.tree_shape import TreeShape
 from tests.sets import exhaustive
 
 SETTINGS = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=32, intermediate_size=16)

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout, target_layout
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.config import ModelConfig
+from jaxspec.model_config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
