@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Pass, Workbench, run
@@ -37,17 +38,15 @@ class Sweep:
         trees: Sequence[TreeShape],
         batches: Sequence[int],
         params: Sequence[SamplingParams],
-        *,
-        ngram: bool = False,
+        **more: Any,
     ):
-        """`ngram`: the head's drafts are merged with n-grams."""
         self.prompts, self.trees, self.batches = prompts, list(trees), sorted(set(batches))
         self.params = list(params)
         """Of each prompt. They may be replaced by others of the same length."""
         self._max_tokens = max(each.max_tokens for each in params)
         sizes, (first, *others) = (self.batches[-1], bench.context_for(prompts, self._max_tokens)), self.trees
         self._plain = bench.engine(PLAIN, *sizes, prefix_cache=False)
-        self._drafting = bench.engine(first, *sizes, prefix_cache=False, request_trees=tuple(others), ngram=ngram)
+        self._drafting = bench.engine(first, *sizes, prefix_cache=False, request_trees=tuple(others), **more)
         table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
         self._drafting.runner.table = replace(table, own=table.trees)
         self._restrict(self.batches)

@@ -57,7 +57,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     """One of KV_CACHE_DTYPES: auto is the dtype of the weights, fp8_e4m3 takes 8 bits per number."""
     draft_kv_cache_dtype: str | None = None
-    """The same for the draft head's cache. None: as the target's."""
+    """How the draft head's cache is stored. None: as the target's."""
     num_pages: int | None = None
     """Pages of the cache. None: enough for every running request at full length, or as many as fit."""
     mem_fraction: float = 0.85
@@ -89,6 +89,9 @@ class EngineConfig:
     """The draft head sees this many of the newest tokens only. None: all."""
     draft_sink_size: int = 0
     """Beside that window, the draft head sees the pages that hold this many first tokens."""
+    row_cost: float | None = None
+    """Time that one more node takes in the target's pass, as a share of a plain cycle's; drafts that are less likely are not
+    verified. None: on a CPU 0.04 to 0.2, by the bits of the weights, elsewhere 0: all are."""
     accept_threshold_single: float = 1.0
     """Below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it this probability."""
     accept_threshold_acc: float = 1.0
@@ -118,6 +121,8 @@ class EngineConfig:
         for name in ("mem_fraction", "accept_threshold_single", "accept_threshold_acc"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if self.row_cost is not None and not 0 <= self.row_cost < 1:
+            raise ValueError(f"row_cost must be at least 0 and below 1, got {self.row_cost}")
         if not self.ngram_min_match <= self.ngram_max_match <= LONGEST_MATCH:
             raise ValueError(
                 f"ngram_min_match ({self.ngram_min_match}) must be at most ngram_max_match, and that at most {LONGEST_MATCH}, got "
@@ -152,7 +157,7 @@ class EngineConfig:
     @property
     def head_options(self) -> tuple[str, ...]:
         """The fields that are set and have no effect without a draft head, nor with `ngram` unless they are about drafts at all."""
-        of_drafts = ("adaptive", "adaptive_trees", "accept_threshold_single", "accept_threshold_acc")
+        of_drafts = ("adaptive", "adaptive_trees", "row_cost", "accept_threshold_single", "accept_threshold_acc")
         names = ("draft_kv_cache_dtype", "draft_window_size", "draft_sink_size", *(() if self.ngram else of_drafts))
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
 

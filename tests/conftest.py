@@ -242,10 +242,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"not reached in {minutes:g} minutes: python -m pytest -m exhaustive runs it")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def bounded_memory(compilation_cache) -> Iterator[None]:
-    """Each compiled program holds mappings of memory; LLVM crashes at the kernel's limit, 65,530 for a process."""
-    yield
+@pytest.hookimpl
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Each compiled program holds mappings of memory; LLVM crashes at the kernel's limit, 65,530 for a process. To count them takes
+    a while: it is done behind each module, and behind large tests."""
+    is_large = item.get_closest_marker("exhaustive") or item.get_closest_marker("variants")
+    if not is_large and nextitem is not None and nextitem.path == item.path:
+        return
     if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
         import jax
 

@@ -48,8 +48,9 @@ class Workbench:
         compiles its programs in the first pass. Plain engines have neither. `more`: of EngineConfig."""
         loaded, source = self.models.config, self.models.head if tree.num_steps and head else None
         config = EngineConfig(
-            max_running_requests=batch, context_length=context_length, tp_size=loaded.tp_size, kv_cache_dtype=loaded.kv_cache_dtype
-        )
+            max_running_requests=batch, context_length=context_length, tp_size=loaded.tp_size, kv_cache_dtype=loaded.kv_cache_dtype,
+            row_cost=loaded.row_cost,
+        )  # fmt: skip
         config = replace(config, **{"ngram": loaded.ngram and tree != PLAIN, **more})
         if tree.num_steps and source is None and not config.ngram:
             raise ValueError("a draft tree needs a draft head: give --draft")

@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, uncalibrated
-from jaxspec.decoding.drafter import Draft, NewTokens
+from jaxspec.decoding.drafter import VERIFIED_WHOLE, Draft, DraftUse, NewTokens
 from jaxspec.decoding.head_drafter import SlidingWindow, TrainedDrafter, best_child, best_children, visible_slots
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache
 from jaxspec.decoding.top import top_of_few
@@ -69,16 +69,14 @@ class BlockDrafter(TrainedDrafter):
         return BlockState(empty_cache(self.config.layer, sizes, self.kv_cache_dtype), uncalibrated())
 
     @jax.named_scope("draft")
-    def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
-    ) -> Draft:
+    def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
         """The memo of coupled drafts is the logits behind the roots [b, v]."""
         head, root = self.head, batch.sequences.root
         steps = min(tree.num_steps, self.config.max_steps)  # a tree of several sources may be deeper
         logits = block_logits(head, target, state, batch, steps)
-        prediction = self.prediction(state, batch) if coupled else None
-        memo = behind(head, logits, 0, root[:, None])[:, 0] if coupled else None
-        if tree.topk == 1 and not scored and steps == tree.num_steps:
+        prediction = self.prediction(state, batch) if use.is_lossless else None
+        memo = behind(head, logits, 0, root[:, None])[:, 0] if use.is_lossless else None
+        if tree.topk == 1 and not use.scored and use.worth is None and steps == tree.num_steps:
             return Draft(chain(head, logits, root, prediction), memo)
         width = tree.topk if head.is_conditional else tree.num_draft_tokens
         children = children_of(head, logits, tree.topk, prediction)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.commit import advance, commit
-from jaxspec.decoding.drafter import Models, NoDrafter
+from jaxspec.decoding.drafter import DraftUse, Models, NoDrafter
 from jaxspec.decoding.extend import extend
 from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.decoding.state import Batch, Drafted, ProgramOutput, State, gather
-from jaxspec.decoding.tree import Candidates, Chain, Tree, rank
+from jaxspec.decoding.tree import Candidates, Chain, Tree, rank, worth_a_row
 from jaxspec.decoding.verify import Accepted, Verified, accept, report, verify
 from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Int, UInt
@@ -45,8 +45,10 @@ def propose(models: Models, state: State, batch: Batch, tree: TreeShape) -> Prop
     """The best tree that the drafter knows below each root. It may look at the target's noise, unless thresholds are set: a
     threshold's drafts must not depend on it."""
     drafter = models.drafter if tree.num_steps else NoDrafter()
-    draft = drafter.propose(models.target, state, batch, tree, coupled=models.thresholds is None)
-    ranked = rank(batch.sequences.root, draft.candidates, tree)
+    is_lossless = models.thresholds is None
+    worth = worth_a_row(models.row_cost, batch.sequences.done) if models.row_cost and is_lossless and tree.num_steps else None
+    draft = drafter.propose(models.target, state, batch, tree, DraftUse(is_lossless, worth=worth))
+    ranked = rank(batch.sequences.root, draft.candidates, tree, worth)
     return Proposal(ranked, draft.memo, draft.candidates)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,11 @@ from flax import nnx
 
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Depth, Prediction, calibrate, uncalibrated
-from jaxspec.decoding.drafter import Draft, Drafter, DraftTraits, NewTokens, Place
+from jaxspec.decoding.drafter import VERIFIED_WHOLE, Draft, Drafter, DraftTraits, DraftUse, NewTokens, Place
 from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.top import top, top_of_few
-from jaxspec.decoding.tree import Candidates, Chain
+from jaxspec.decoding.tree import Candidates, Chain, none_of
 from jaxspec.models.head import DraftHead, Head, HeadConfig
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.linear import DEFAULT_KERNELS, NO_TOKEN, Kernels, only_rows
@@ -180,17 +181,16 @@ class HeadDrafter(TrainedDrafter):
         hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)
         return HeadState(empty_cache(self.config.layer, sizes, self.kv_cache_dtype), hidden, uncalibrated())
 
-    def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
-    ) -> Draft:
+    def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
         """The memo of coupled drafts is the logits behind the roots [b, v], in the head's vocabulary."""
         head = self.head
         hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
-        prediction = self.prediction(state, batch) if coupled else None
+        prediction = self.prediction(state, batch) if use.is_lossless else None
         seen = self._visible_slots(batch, length + 1, cache)
         inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
-        candidates, logits = (draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree)
-        return Draft(candidates, logits if coupled else None)
+        as_chain = tree.topk == 1 and not use.scored and use.worth is None
+        drafted: tuple[Candidates | Chain, Array] = draft_chain(inputs, tree) if as_chain else draft(inputs, tree, use.worth)
+        return Draft(drafted[0], drafted[1] if use.is_lossless else None)
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> HeadState:
         """Runs the head over the pairs, writes their keys and values, and keeps its last output for the next draft."""
@@ -217,12 +217,12 @@ class HeadDrafter(TrainedDrafter):
 
 
 @jax.named_scope("draft")
-def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array, "b v"]]:
+def draft(inputs: DraftInputs, tree: TreeShape, worth: Float[Array, "b 1"] | None = None) -> tuple[Candidates, Float[Array, "b v"]]:
     """num_steps levels of candidates below the root, and the first level's logits.
 
-    The head runs num_steps - 1 times, on topk tokens.
+    The head runs num_steps - 1 times, on topk tokens; with `worth` (DraftUse) only on those that pay, while there are any.
     """
-    head, target, draft_hidden, cache, _, seen, prediction = inputs
+    head, target, draft_hidden, _, _, _, prediction = inputs
     batch_size, k = draft_hidden.shape[0], tree.topk
     root_logits = head.logits(draft_hidden[:, None], target)
     tokens, log_probs = best_children(head, root_logits, k, 0, prediction)
@@ -235,18 +235,48 @@ def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array
         jnp.broadcast_to(draft_hidden[:, None], (batch_size, k, draft_hidden.shape[-1])),
         jnp.zeros((batch_size, k, 0), bool),
     )
-    earlier = None
+    window = None
     for level in range(1, tree.num_steps):
-        # A candidate sees the head's cache, its ancestors in the window, and itself.
-        mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
-        positions = jnp.broadcast_to(positions_at(inputs, level)[:, None], (batch_size, k))
-        metadata = AttentionMetadata(positions, *seen, mask)
-        out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
-        earlier = out.window
-        tokens, log_probs = best_children(head, head.logits(out.hidden, target), k, level, prediction)
-        children, beam = grow(beam, tokens, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k)
+        pays = None if worth is None else beam.scores >= worth
+        deeper = partial(next_level, inputs, beam, window, level, pays)
+        children, beam, window = deeper() if pays is None else level_if(jnp.any(pays), deeper)
         levels.append(children)
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels), root_logits[:, 0]
+
+
+class Level(NamedTuple):
+    """What one step of the head finds."""
+
+    children: Candidates
+    beam: Beam
+    window: tuple[KeysValues, ...]
+    """Keys and values of all candidates that it has run on."""
+
+
+def next_level(
+    inputs: DraftInputs, beam: Beam, earlier: tuple[KeysValues, ...] | None, level: int, pays: Bool[Array, "b k"] | None
+) -> Level:
+    """The children of the beam. `pays`: of these only. None: of all."""
+    head, target, _, cache, _, seen, prediction = inputs
+    batch_size, k = beam.tokens.shape
+    # A candidate sees the head's cache, its ancestors in the window, and itself.
+    mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
+    positions = jnp.broadcast_to(positions_at(inputs, level)[:, None], (batch_size, k))
+    tokens, hidden, metadata = beam.tokens, beam.hidden, AttentionMetadata(positions, *seen, mask)
+    if pays is not None:
+        tokens, hidden, metadata = jnp.where(pays, tokens, NO_TOKEN), only_rows(hidden, pays), metadata.of_rows(pays)
+    out = head(head.embed(tokens, target), hidden, metadata, cache, earlier)
+    found, log_probs = best_children(head, head.logits(out.hidden, target), k, level, prediction)
+    return Level(*grow(beam, found, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k), out.window)
+
+
+def level_if(pays: Bool[Array, ""], deeper: Callable[[], Level]) -> Level:
+    """The next level; where it does not pay, as many candidates that there are not."""
+    shapes = jax.eval_shape(deeper)
+    nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
+    none = none_of(shapes.children)
+    beam = nothing.beam._replace(scores=jnp.full_like(nothing.beam.scores, -jnp.inf))
+    return jax.lax.cond(pays, deeper, lambda: nothing._replace(children=none, beam=beam))
 
 
 @jax.named_scope("draft")

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.drafter import RATE_PRIOR, Draft, Drafter, DraftTraits, remembered
+from jaxspec.decoding.drafter import RATE_PRIOR, VERIFIED_WHOLE, Draft, Drafter, DraftTraits, DraftUse, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import TOP_AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
@@ -91,9 +91,7 @@ class NgramDrafter(Drafter):
     def lend(self, own: NgramState, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> NgramState:
         return own if own.lent is None else own._replace(lent=own.lent.at[rows].set(stretches))
 
-    def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
-    ) -> Draft:
+    def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
         """With topk = 1 the continuation of the longest match, else a tree of PLACES continuations."""
         text, root, own = state.history[batch.rows], batch.sequences.length, state.draft
         if own.lent is not None:
@@ -102,7 +100,7 @@ class NgramDrafter(Drafter):
         places = places._replace(match=jnp.where(places.match >= self.shortest, places.match, 0))
         continuations = jnp.maximum(continued(text, root, places.last, tree.num_steps), 0)  # without a place it may be NOTHING
         memo = FirstGuess(continuations[:, 0, 0], places.match[:, 0])
-        if tree.topk == 1 and not scored:
+        if tree.topk == 1 and not use.scored and use.worth is None:
             return Draft(Chain(continuations[:, 0]), memo)
         return Draft(candidates(continuations, places.match, own.rates), memo)
 

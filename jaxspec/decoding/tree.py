@@ -1,5 +1,6 @@
 """The draft tree: from scored candidates to the nodes that are verified (EAGLE-2, section 4.2: reranking)."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class Tree(NamedTuple):
     """mask[i, j]: node j is node i or one of its ancestors."""
     sources: Int[Array, "b n"] | None = None
     """As in Candidates; 0 for the root."""
+    pays: Bool[Array, "b n"] | None = None
+    """The nodes that are verified, which the others are never above of; None: all."""
 
 
 def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b n n"]:
@@ -63,9 +66,31 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
     return mask
 
 
-def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShape) -> Tree:
+def worth_a_row(row_cost: float, done: Bool[Array, " b"]) -> Float[Array, "b 1"]:
+    """The score from which a node is worth its row of the target's pass.
+
+    The pass takes 1 - row_cost, and row_cost for each row: with the roots alone, 1 + (b - 1) * row_cost for b tokens. One more row
+    pays if its chance is above what it adds to this time, in tokens. Of ended sequences nothing pays; where all have ended it is a
+    trial run, which is about the time of all rows.
+
+    In:  row_cost 0.2, done [False] * 4
+    Out: log(0.5) for each: 0.2 of 1.6 for a token, of 4
+    """
+    chance = row_cost * len(done) / (1 + (len(done) - 1) * row_cost)
+    return jnp.where(jnp.all(done), -jnp.inf, jnp.where(done, jnp.inf, math.log(chance)))[:, None]
+
+
+def none_of(candidates: Candidates) -> Candidates:
+    """As many candidates that there are not."""
+    tokens = jnp.zeros(candidates.tokens.shape, jnp.int32)
+    return Candidates(tokens, jnp.full(tokens.shape, -jnp.inf), tokens - 1)
+
+
+def rank(
+    root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShape, worth: Float[Array, "b 1"] | None = None
+) -> Tree:
     """The tree of the best candidates: the one place where they are ranked, on the device, or on the host's own where one of the
-    sources is there. Nodes without a candidate repeat the root's token below it."""
+    sources is there. Nodes without a candidate repeat the root's token below it. `worth`: the score from which they pay."""
     if isinstance(candidates, Chain):
         return chain(root, candidates.tokens)
     missing = shape.num_draft_tokens - 1 - candidates.tokens.shape[1]
@@ -73,12 +98,18 @@ def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShap
         nothing = jnp.broadcast_to(root[:, None], (len(root), missing))
         nobody = None if candidates.sources is None else jnp.zeros_like(nothing)
         filler = Candidates(nothing, jnp.full(nothing.shape, -jnp.inf), jnp.full_like(nothing, -1), nobody)
-        return rank(root, jax.tree.map(lambda *both: jnp.concatenate(both, 1), candidates, filler), shape)
-    return build_tree(root, candidates, shape.num_draft_tokens, shape.num_steps)
+        return rank(root, jax.tree.map(lambda *both: jnp.concatenate(both, 1), candidates, filler), shape, worth)
+    return build_tree(root, candidates, shape.num_draft_tokens, shape.num_steps, worth)
 
 
 @jax.named_scope("build_tree")
-def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens: int, max_depth: int) -> Tree:
+def build_tree(
+    root: Int[Array, " b"],
+    candidates: Candidates,
+    num_draft_tokens: int,
+    max_depth: int,
+    worth: Float[Array, "b 1"] | None = None,
+) -> Tree:
     """The root and the best num_draft_tokens - 1 candidates, in flat order.
 
     A parent scores no less than its child and comes earlier in flat order, and of equals the earlier ones are chosen: so the chosen
@@ -93,7 +124,11 @@ def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens:
     sources = candidates.sources
     if sources is not None:
         sources = jnp.concatenate([jnp.zeros_like(sources[:, :1]), jnp.take_along_axis(sources, picked, 1)], 1)
-    return tree_of(tokens, parents, max_depth, sources)
+    tree = tree_of(tokens, parents, max_depth, sources)
+    if worth is None:
+        return tree
+    pays = jnp.take_along_axis(candidates.scores, picked, 1) >= worth
+    return tree._replace(pays=jnp.concatenate([jnp.ones_like(pays[:, :1]), pays], 1))
 
 
 def tree_of(
@@ -110,19 +145,6 @@ def as_candidates(draft: Candidates | Chain) -> Candidates:
         return draft
     parents = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1], dtype=jnp.int32) - 1, draft.tokens.shape)
     return Candidates(draft.tokens, jnp.zeros(draft.tokens.shape, jnp.float32), parents)
-
-
-def discounted(candidates: Candidates, log_rate: Float[Array, ""], max_depth: int) -> Candidates:
-    """The candidates, `log_rate` (at most 0) added to the score of each for every edge between it and the root.
-
-    In:  scores [[-1, -2]], parents [[-1, 0]], log_rate -0.5
-    Out: scores [[-1.5, -3]]
-    """
-    depth, ancestor = jnp.ones(candidates.parents.shape, jnp.float32), candidates.parents
-    for _ in range(max_depth - 1):
-        depth = depth + (ancestor >= 0)
-        ancestor = jnp.where(ancestor < 0, -1, jnp.take_along_axis(candidates.parents, jnp.maximum(ancestor, 0), 1))
-    return candidates._replace(scores=candidates.scores + log_rate * depth)
 
 
 @jax.named_scope("merge")

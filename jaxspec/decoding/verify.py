@@ -12,6 +12,7 @@ from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import Batch, Sequences, State
 from jaxspec.decoding.tree import Tree
 from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.linear import NO_TOKEN
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
@@ -54,13 +55,14 @@ def verify(
     tree: Tree,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Verified:
-    """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
+    """Runs all nodes that pay as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
 
     `masks`: as for `choose_tokens`.
     """
     length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
-    out = models.target(tree.tokens, metadata, state.cache, models.drafter.capture)
+    tokens = tree.tokens if tree.pays is None else jnp.where(tree.pays, tree.tokens, NO_TOKEN)
+    out = models.target(tokens, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
     chosen = choose_tokens(state, batch, tree, logits, models.thresholds, masks)
     return Verified(chosen, logits, out.features, out.window)
@@ -115,6 +117,8 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
     """
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
+    if tree.pays is not None:
+        matches &= tree.pays
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
     accepted = jnp.where(batch.settings.masked, 0, jnp.max(jnp.where(on_walk, tree.depth, 0), -1))
     columns = jnp.arange(num_steps + 1)

@@ -29,13 +29,17 @@ class Merger:
     drafter: Drafter
     """Without arrays."""
     thresholds: Thresholds | None = None
+    row_cost: float = 0.0
 
     @classmethod
-    def of(cls, target: nnx.GraphDef, drafter: Drafter, thresholds: Thresholds | None = None) -> "Merger":
-        return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)), thresholds)
+    def of(
+        cls, target: nnx.GraphDef, drafter: Drafter, thresholds: Thresholds | None = None, row_cost: float = 0.0
+    ) -> "Merger":  # fmt: skip
+        return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)), thresholds, row_cost)
 
     def __call__(self, params: dict) -> Models:
-        return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]), self.thresholds)
+        target, drafter = nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"])
+        return Models(target, drafter, self.thresholds, self.row_cost)
 
 
 def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
@@ -43,7 +47,10 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Dra
     sources = [] if source is None else [head_drafter(source, config) if isinstance(source, LoadedModel) else source]
     if config.ngram:
         sources.append(NgramDrafter(config.ngram_min_match, config.ngram_max_match, LENT if config.ngram_share else 0))
-    return sources[0] if len(sources) == 1 else Merged(tuple(sources)) if sources else NoDrafter()
+    if not sources:
+        return NoDrafter()
+    is_merged = len(sources) > 1 or (config.row_cost and not sources[0].traits.from_text)
+    return Merged(tuple(sources)) if is_merged else sources[0]
 
 
 def head_drafter(source: LoadedHead, config: EngineConfig) -> Drafter:

@@ -27,7 +27,7 @@ from jaxspec.cache_directory import cache_directory
 from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
-from jaxspec.decoding.drafter import MergedState, Promises
+from jaxspec.decoding.drafter import Memos, MergedState, Promises
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.ngram import FirstGuess, NgramState, Rates
 from jaxspec.decoding.prefill import Chunk
@@ -42,7 +42,8 @@ from pallas_kernels.cpu import what_is_missing
 
 for node in (
     Admission, BlockState, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
-    MergedState, NgramState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
+    Memos, MergedState, NgramState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State,
+    Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 

@@ -109,7 +109,7 @@ class Runner:
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
         self.no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
-        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter, thresholds_of(config))
+        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter, thresholds_of(config), config.row_cost or 0.0)
 
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))

@@ -54,7 +54,7 @@ def test_drafts_are_checked_where_a_cpu_would_choose_plain_decoding(monkeypatch,
     monkeypatch.setattr("jaxspec.commands.workbench.run", lambda *_: None)
     asked = []
 
-    def engine(_bench: Workbench, tree: TreeShape, *_: object) -> None:
+    def engine(_bench: Workbench, tree: TreeShape, *_: object, **_more: object) -> None:
         asked.append(tree)
         if len(asked) == 2:
             raise ValueError("that was all")

@@ -4,10 +4,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.drafter import RATE_MEMORY, RATE_PRIOR, Merged, NoDrafter, Promises, names_of_sets
+from jaxspec.decoding.drafter import (
+    MOST_SHARPNESS,
+    RATE_MEMORY,
+    RATE_PRIOR,
+    SURE,
+    Memos,
+    Merged,
+    NoDrafter,
+    Promises,
+    are_sure,
+    names_of_sets,
+)
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.decoding.state import Batch, Sequences, Sizes
-from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge, rank
+from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
 from jaxspec.tree_shape import PLAIN, TreeShape
 
@@ -111,15 +122,6 @@ def test_names_of_sets_go_by_bits():
     assert names_of_sets(["a", "b", "c"])[5] == "a+c"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_discount_counts_at_every_depth(seed):
-    drafts = random_candidates(np.random.default_rng(seed), 2, 9, 4)
-    for row in range(2):
-        found, before = paths(discounted(drafts, jnp.float32(-0.5), 4), row), paths(drafts, row)
-        assert found.keys() == before.keys() and max(map(len, found)) > 1
-        assert all(found[text] == pytest.approx(score - 0.5 * len(text)) for text, score in before.items())
-
-
 def test_a_source_that_promises_too_much_is_trusted_less():
     """Two rows count; the third has ended. One drafter is certain and chosen once; the other has nothing in the second row."""
     drafter = Merged((NoDrafter(), NoDrafter()))
@@ -127,10 +129,32 @@ def test_a_source_that_promises_too_much_is_trusted_less():
     sequences = Sequences.of(*(jnp.ones(3, jnp.int32),) * 3, jnp.array([False, False, True]))
     batch = Batch(jnp.arange(3), jnp.zeros((3, 1), jnp.int32), sequences, state.packed_settings[:1])
     seen = Promises(jnp.array([[5, 6], [7, 8], [5, 5]]), jnp.array([[1.0, 0.25], [1.0, 0.0], [1.0, 1.0]]))
-    after = drafter.learn(state, batch, (((), ()), seen), jnp.array([5, 9, 5]))
-    assert after.chosen.tolist() == pytest.approx([RATE_PRIOR * RATE_MEMORY**2 + 1, RATE_PRIOR * RATE_MEMORY], rel=1e-6)
-    assert after.promised.tolist() == pytest.approx([RATE_PRIOR * RATE_MEMORY**2 + 2, RATE_PRIOR * RATE_MEMORY + 0.25], rel=1e-6)
+    after = drafter.learn(state, batch, Memos(((), ()), seen, None), jnp.array([5, 9, 5]))
+    two, one = RATE_PRIOR * RATE_MEMORY**2, RATE_PRIOR * RATE_MEMORY
+    assert after.seen.tolist() == pytest.approx([two + 2, one + 1], rel=1e-6)
+    assert after.chosen.tolist() == pytest.approx([two / 2 + 1, one / 2], rel=1e-6)
+    assert after.promised.tolist() == pytest.approx([two / 2 + 2, one / 2 + 0.25], rel=1e-6)
+    assert state.draft.sharpness.tolist() == [1, 1] and (after.sharpness > 1).all()
+    modest = after._replace(seen=jnp.array([9.0, 9.0]), chosen=jnp.array([6.0, 9.0]), promised=jnp.array([4.0, 1.0]))
+    assert (4 / 9) ** modest.sharpness[0] == pytest.approx(6 / 9) and modest.sharpness[1] == 1 / MOST_SHARPNESS
     assert drafter.learn(state, batch, None, jnp.array([5, 9, 5])) == state.draft, "plain cycles promise nothing"
+
+
+@pytest.mark.parametrize(
+    ("chances", "worth", "sure"),
+    [
+        ([SURE + 0.1, SURE + 0.1], [-1, -1], True),
+        ([SURE + 0.1, SURE - 0.1], [-1, -1], False),
+        ([SURE + 0.1, 0.0], [-1, np.inf], True),  # the second has ended
+        ([0.0, SURE + 0.1], [-1, np.inf], False),
+        ([1.0, 1.0], [-np.inf, -np.inf], False),  # a trial run
+    ],
+)
+def test_a_head_is_not_asked_where_the_text_is_sure_of_every_root(chances, worth, sure):
+    """The better of two candidates counts."""
+    best = np.log(np.maximum(chances, 1e-9), dtype=np.float32)[:, None]
+    drafts = Candidates(jnp.array([[5, 6]] * 2), jnp.asarray(np.concatenate([best - 1, best], 1)), jnp.full((2, 2), -1))
+    assert bool(are_sure([drafts], jnp.array(worth, jnp.float32)[:, None])) == sure
 
 
 def test_the_docstrings_example_of_a_merge():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.cycle import propose
+from jaxspec.decoding.drafter import DraftUse
 from jaxspec.decoding.head_drafter import SlidingWindow, VisibleSlots, visible_slots
 from jaxspec.decoding.state import gather
 from jaxspec.decoding.tree import build_tree
@@ -66,6 +67,34 @@ def test_a_window_reads_fewer_pages():
     assert visible_slots(jnp.arange(20)[None], jnp.array([70]), 4, SlidingWindow(8, 4)).page_table.shape[1] == 4
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE3", exhaustive("EAGLE"), exhaustive("MTP")])
+@pytest.mark.parametrize("worth", [-3.0, -6.0, exhaustive(-4.5)])
+def test_levels_that_pay_are_drafted_as_without_a_limit(algorithm, worth):
+    """So all candidates that are verified are those of the whole draft, and the head's state too."""
+    spec = TreeShape(4, 3, 12)
+
+    def both(models, state, table):
+        batch = gather(state, jnp.array([0]), table)
+
+        def drafted(use):
+            return models.drafter.propose(models.target, state, batch, spec, use)
+
+        limit = jnp.full((1, 1), worth)
+        return (
+            drafted(DraftUse(worth=limit)).candidates,
+            drafted(DraftUse(worth=limit - jnp.inf)).candidates,
+            drafted(DraftUse()).candidates,
+        )
+
+    found, unlimited, whole = compiled(both, algorithm)(prefilled(algorithm, PROMPT).state, TABLE)
+    np.testing.assert_array_equal(unlimited.scores, whole.scores)
+    pays = np.asarray(whole.scores) >= worth
+    assert 0 < pays.sum() < pays.size, "some pay"
+    np.testing.assert_array_equal(np.asarray(found.scores) >= worth, pays)
+    for name in ("tokens", "scores", "parents"):
+        np.testing.assert_array_equal(np.asarray(getattr(found, name))[pays], np.asarray(getattr(whole, name))[pays], name)
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", SlidingWindow(6)), ("ORACLE", None)])
 def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
@@ -74,7 +103,7 @@ def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
 
     def both(models, state, table):
         batch = gather(state, jnp.array([0]), table)
-        candidates = models.drafter.propose(models.target, state, batch, spec, scored=True).candidates
+        candidates = models.drafter.propose(models.target, state, batch, spec, DraftUse(scored=True)).candidates
         expected = build_tree(batch.sequences.root, candidates, spec.num_draft_tokens, spec.num_steps)
         return propose(models, state, batch, spec).tree, expected
 

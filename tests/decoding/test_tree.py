@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.tree import Candidates, ancestor_mask, build_tree, root_only
+from jaxspec.decoding.tree import Candidates, ancestor_mask, build_tree, root_only, worth_a_row
 from tests.reference import tree_cases
 
 
@@ -70,6 +70,27 @@ def test_tree_holds_the_best_candidates_and_all_their_ancestors(seed):
         assert all_parents[index] == (-1 if parent == 0 else picked[parent - 1])
         assert tree.depth[0, node] == tree.depth[0, parent] + 1
         assert (tree.mask[0, node] == tree.mask[0, parent].at[node].set(True)).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_pay_are_never_below_others(seed):
+    rng = np.random.default_rng(seed)
+    candidates = random_candidates(rng, 3, 4)
+    worth = float(rng.choice([0.0, 0.1, 0.25, 2.0]))
+    tree, whole = (build_tree(jnp.array([1000]), candidates, 9, 4, each) for each in (jnp.array([[worth]]), None))
+    assert all((getattr(tree, name) == getattr(whole, name)).all() for name in ("tokens", "parents", "mask")) and whole.pays is None
+    scores = np.asarray(candidates.scores)[0, np.asarray(tree.tokens)[0, 1:]]
+    assert tree.pays[0].tolist() == [True, *(scores >= worth)]
+    assert all(tree.pays[0, parent] for parent, pays in zip(tree.parents[0, 1:], tree.pays[0, 1:], strict=True) if pays)
+
+
+def test_what_a_row_must_promise():
+    """The more requests there are, the less of a cycle is for reading the weights. A trial run has ended sequences only."""
+    running, ended = jnp.zeros(1, bool), jnp.ones(1, bool)
+    assert float(worth_a_row(0.2, running)[0, 0]) == pytest.approx(np.log(0.2))
+    assert worth_a_row(0.2, jnp.zeros(4, bool)).ravel().tolist() == pytest.approx([np.log(0.5)] * 4)
+    assert worth_a_row(0.2, jnp.concatenate([running, ended])).ravel().tolist() == pytest.approx([np.log(0.4 / 1.2), np.inf])
+    assert worth_a_row(0.2, ended).tolist() == [[-np.inf]]
 
 
 def test_root_only():

@@ -55,9 +55,11 @@ def test_accept_is_the_walk(seed):
     steps = max_depth + int(rng.integers(0, 2))
 
     array = jnp.array([parents], jnp.int32)
-    tree = Tree(jnp.array([tokens]), array, jnp.array([depth]), ancestor_mask(array, steps))
+    pays = [bool(node == 0 or seed % 2 or rng.random() < 0.8) for node in range(nodes)]
+    pays = [all(pays[node] for node in np.flatnonzero(ancestors)) for ancestors in ancestor_mask(array, steps)[0]]
+    tree = Tree(jnp.array([tokens]), array, jnp.array([depth]), ancestor_mask(array, steps), None, jnp.array([pays]))
     result = accept(tree, jnp.asarray(target_tokens[None]), batch_of(sequence()), steps)
-    path = walk(tokens, parents, target_tokens)
+    path = walk([token if paying else -1 for token, paying in zip(tokens, pays, strict=True)], parents, target_tokens)
     assert int(result.accepted[0]) == len(path) - 1
     assert int(result.emitted[0]) == len(path)
     assert result.path[0, : len(path)].tolist() == path

@@ -237,6 +237,7 @@ class Setting:
             "tp_size": 1 if placement == "one device" else 2,
             "prefix_cache": "prefix cache" in wanted or rng.random() < 0.8,
         }
+        options["row_cost"] = random.Random(repr(options)).choice([None, 0.005, 0.05])  # the others stay as they were drawn before
         head_storage = rng.choice([storage, "as it is", rng.choice(list(STORAGES))])
         kv_cache_dtype = FP8 if "8-bit cache" in wanted else "auto" if wanted else rng.choice(["auto", "auto", FP8])
         if kv_cache_dtype == FP8:  # only the row kernels' products have the same bits in every program: see `plain_engine`

@@ -46,6 +46,8 @@ def test_texts_are_worth_comparing(expected):
         exhaustive(TreeShape(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
         exhaustive(TreeShape(1, 4, 5), {"max_running_requests": 4, "overlap": False, "every_size": True}),
         exhaustive(TreeShape(3, 2, 5), {"draft_window_size": 9}),
+        (TreeShape(3, 3, 8), {"row_cost": 0.01}),
+        exhaustive(TreeShape(5, 3, 8, 3), {"row_cost": 0.01, "ngram": True, "every_size": True}),
     ],
 )
 def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
@@ -74,13 +76,16 @@ def test_tokens_do_not_depend_on_the_head(expected, name, spec):
     assert run(engine, PROMPTS, mixed_params(len(PROMPTS))) == expected
 
 
-@pytest.mark.parametrize(("spec", "full"), [(TreeShape(4, 1), 5), exhaustive(TreeShape(3, 2, 7), 4)])
-def test_a_perfect_head_is_fully_accepted(spec, full):
+@pytest.mark.parametrize(
+    ("spec", "full", "row_cost"),
+    [(TreeShape(4, 1), 5, 0.5), exhaustive(TreeShape(4, 1), 5, 0), exhaustive(TreeShape(3, 2, 7), 4, 0)],
+)
+def test_a_perfect_head_is_fully_accepted(spec, full, row_cost):
     prompt, length = [3, 1, 4, 1, 5], 3 + 8 * full
     target = engine_target()
     params = [SamplingParams(max_tokens=length, temperature=0)]
     (plain,) = run(tiny_engine(PLAIN, target=target), [prompt], params)
-    engine = tiny_engine(spec, target=target, head=oracle_head(target.config, [*prompt, *plain]))
+    engine = tiny_engine(spec, target=target, head=oracle_head(target.config, [*prompt, *plain]), row_cost=row_cost)
     (request,) = served(engine, GenerationRequest(prompt, params[0]))
     assert tuple(request.output) == plain
     assert request.speculation.accept_lengths == (full,) * 8 + (2,)  # the budget cuts the last cycle
@@ -93,6 +98,12 @@ def test_a_random_head_is_hardly_accepted():
     (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=60, temperature=0)))
     assert sum(request.speculation.accept_lengths) == 59  # the first token comes from the prefill
     assert request.result().speculation.accept_length < 1.5
+
+
+def test_drafts_that_are_not_worth_their_rows_are_not_verified():
+    engine = tiny_engine(TreeShape(3, 2, 5), row_cost=0.9)
+    (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=20, temperature=0)))
+    assert request.speculation.accept_lengths == (1,) * 19 and request.speculation.proposed_drafts == 19 * 4
 
 
 @pytest.mark.variants

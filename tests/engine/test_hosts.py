@@ -24,7 +24,7 @@ from jaxspec.decoding import programs
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import Program, ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Tree
-from jaxspec.engine import connections, following, messages
+from jaxspec.engine import connections, following, hosts, messages
 from jaxspec.engine import host_group as module
 from jaxspec.engine.following import PROGRAMS, Repeating, program_of
 from jaxspec.engine.host_group import Follower, Leader
@@ -163,7 +163,8 @@ class Joining(threading.Thread):
 def left(monkeypatch) -> list[tuple[int, str]]:
     """How processes would have ended, if this one did not stay."""
     left: list[tuple[int, str]] = []
-    monkeypatch.setattr(module, "leave", lambda status, line="": left.append((status, line)))
+    for each in (module, hosts):
+        monkeypatch.setattr(each, "leave", lambda status, line="": left.append((status, line)))
     monkeypatch.setattr(module, "LEAVING", 0.05)
     return left
 
