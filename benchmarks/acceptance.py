@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError(f"--max-tokens must be above {STEPS} to compare rules of acceptance, got {options.max_tokens}")
     prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded), 0.0), row_cost=0)
+    sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded), 0.0), ngram=False, row_cost=0)
     sweep.compile(trees, sweep.batches)
     temperatures, distributions = {}, {}
     for temperature in tqdm(dict.fromkeys(options.temperature), desc="accept lengths", unit="temperature"):

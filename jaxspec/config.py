@@ -91,7 +91,7 @@ class EngineConfig:
     """Beside that window, the draft head sees the pages that hold this many first tokens."""
     row_cost: float | None = None
     """Time that one more node takes in the target's pass, as a share of a plain cycle's; drafts that are less likely are not
-    verified. None: on a CPU 0.04 to 0.2, by the bits of the weights, elsewhere 0: all are."""
+    verified. None: on CPUs by the bits of the weights (docs/serving.md), elsewhere 0: all are."""
     accept_threshold_single: float = 1.0
     """Below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it this probability."""
     accept_threshold_acc: float = 1.0
@@ -157,7 +157,7 @@ class EngineConfig:
     @property
     def head_options(self) -> tuple[str, ...]:
         """The fields that are set and have no effect without a draft head, nor with `ngram` unless they are about drafts at all."""
-        of_drafts = ("adaptive", "adaptive_trees", "row_cost", "accept_threshold_single", "accept_threshold_acc")
+        of_drafts = ("adaptive", "adaptive_trees", "accept_threshold_single", "accept_threshold_acc")
         names = ("draft_kv_cache_dtype", "draft_window_size", "draft_sink_size", *(() if self.ngram else of_drafts))
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
 

@@ -86,7 +86,8 @@ class LoadedModels:
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
-        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
+        config, start = with_row_cost(self.config, self.target), Start(self.progress, group=self.group)
+        return Engine(self.target, self.head, self.tokenizer, self.tree, config, start=start)
 
     @property
     def longest(self) -> int:
@@ -148,8 +149,6 @@ def load_models(
     says_nothing = shape is None and draft is None and not (options.keys() & {"adaptive", "ngram"} or config.is_lossy)
     if says_nothing and files.head in UNASKED and jax.default_backend() == "cpu":
         config, shape = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED[files.head]), PLAIN
-    if config.row_cost is None and storing is not Storing.DENSE:
-        config = replace(config, row_cost=row_cost(target, ngram=config.ngram))
     if shape is None and head is not None:
         shape = default_tree(head.config.algorithm, files.head, head.config.max_steps)
     shape = shape or default_tree(NGRAM if config.ngram else None)
@@ -240,13 +239,16 @@ def choose_storing(dtype: DTypeLike) -> Storing:
     return Storing.AS_IN_FILE if isinstance(dtype, str) and dtype == "auto" else Storing.ROWS
 
 
-def row_cost(target: LoadedTarget, *, ngram: bool) -> float:
-    """EngineConfig.row_cost on a CPU with our kernels: a plain cycle reads all weights and computes with each once, a further row
-    computes again. `ngram`: drafts come from the text, too."""
+def with_row_cost(config: EngineConfig, target: LoadedTarget) -> EngineConfig:
+    """With the row cost of a CPU that has our kernels, unless one is given: a plain cycle reads all weights and computes with each
+    once, a further row computes again."""
+    if config.row_cost is not None or jax.default_backend() != "cpu" or what_is_missing() is not None:
+        return config
     dense = abstract_model(replace(target.config, storage=None, storages=()), target.dtype)
     weights = sum(math.prod(array.shape) for array in jax.tree.leaves(dense.params))
     stored = sum(array.nbytes for array in jax.tree.leaves(target.params))
-    return min(MOST_ROW_COST, ROW_BYTES * weights / stored) if ngram or weights >= SMALL_MODEL else 0.0
+    pays = config.ngram or weights >= SMALL_MODEL
+    return replace(config, row_cost=min(MOST_ROW_COST, ROW_BYTES * weights / stored) if pays else 0.0)
 
 
 def _warn(config: EngineConfig, made_for: int) -> None:

@@ -15,7 +15,7 @@ from jaxspec.commands.common import Chat, PromptSet, Turns, load_arguments
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
-from jaxspec.load import load_models
+from jaxspec.load import load_models, with_row_cost
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.prompts import Prompt, encode
@@ -54,7 +54,7 @@ class Workbench:
         config = replace(config, **{"ngram": loaded.ngram and tree != PLAIN, **more})
         if tree.num_steps and source is None and not config.ngram:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        return Engine(self.models.target, source, self.models.tokenizer, tree, config)
+        return Engine(self.models.target, source, self.models.tokenizer, tree, with_row_cost(config, self.models.target))
 
     def ask(self, prompts: PromptSet, max_tokens: int) -> PromptSet:
         """The prompts, with a conversation up to each question in place of turns. Between the questions stand the model's own

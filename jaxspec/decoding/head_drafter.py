@@ -267,6 +267,8 @@ def next_level(
         tokens, hidden, metadata = jnp.where(pays, tokens, NO_TOKEN), only_rows(hidden, pays), metadata.of_rows(pays)
     out = head(head.embed(tokens, target), hidden, metadata, cache, earlier)
     found, log_probs = best_children(head, head.logits(out.hidden, target), k, level, prediction)
+    if pays is not None:
+        log_probs = jnp.where(pays[:, :, None], log_probs, -jnp.inf)
     return Level(*grow(beam, found, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k), out.window)
 
 

@@ -108,7 +108,8 @@ class ProposeProgram(TreeProgram):
     """The first half of a cycle: the host reads what it proposes."""
 
     def run(self, models: Models, state: State, rows: Rows, page_table: PageTable) -> Proposed:
-        return Proposed(state, propose(models, state, gather(state, rows, page_table), self.tree))
+        # All nodes will be verified: the host may change what stands where.
+        return Proposed(state, propose(models._replace(row_cost=0.0), state, gather(state, rows, page_table), self.tree))
 
     def __str__(self) -> str:
         return f"propose {self.tree}, batch {self.batch}"

@@ -1,6 +1,5 @@
 """The draft tree: from scored candidates to the nodes that are verified (EAGLE-2, section 4.2: reranking)."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,15 +68,15 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
 def worth_a_row(row_cost: float, done: Bool[Array, " b"]) -> Float[Array, "b 1"]:
     """The score from which a node is worth its row of the target's pass.
 
-    The pass takes 1 - row_cost, and row_cost for each row: with the roots alone, 1 + (b - 1) * row_cost for b tokens. One more row
-    pays if its chance is above what it adds to this time, in tokens. Of ended sequences nothing pays; where all have ended it is a
-    trial run, which is about the time of all rows.
+    The pass takes 1 - row_cost, and row_cost for each row: with the roots alone, 1 + (b - 1) * row_cost, for a token of each
+    sequence that runs. One more row pays if its chance is above what it adds to this time, in tokens. Of ended sequences nothing
+    pays; where all have ended it is a trial run, which is about the time of all rows.
 
     In:  row_cost 0.2, done [False] * 4
     Out: log(0.5) for each: 0.2 of 1.6 for a token, of 4
     """
-    chance = row_cost * len(done) / (1 + (len(done) - 1) * row_cost)
-    return jnp.where(jnp.all(done), -jnp.inf, jnp.where(done, jnp.inf, math.log(chance)))[:, None]
+    chance = row_cost * jnp.sum(~done) / (1 + (len(done) - 1) * row_cost)
+    return jnp.where(jnp.all(done), -jnp.inf, jnp.where(done, jnp.inf, jnp.log(chance)))[:, None]
 
 
 def none_of(candidates: Candidates) -> Candidates:

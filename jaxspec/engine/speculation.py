@@ -85,7 +85,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """The verified tree of one cycle. Node 0 is the root, the newest token before the cycle."""
+    """The tree of one cycle, of which a CPU verifies the nodes that pay. Node 0 is the root, the newest token before the cycle."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]

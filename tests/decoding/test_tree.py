@@ -89,7 +89,7 @@ def test_what_a_row_must_promise():
     running, ended = jnp.zeros(1, bool), jnp.ones(1, bool)
     assert float(worth_a_row(0.2, running)[0, 0]) == pytest.approx(np.log(0.2))
     assert worth_a_row(0.2, jnp.zeros(4, bool)).ravel().tolist() == pytest.approx([np.log(0.5)] * 4)
-    assert worth_a_row(0.2, jnp.concatenate([running, ended])).ravel().tolist() == pytest.approx([np.log(0.4 / 1.2), np.inf])
+    assert worth_a_row(0.2, jnp.concatenate([running, ended])).ravel().tolist() == pytest.approx([np.log(0.2 / 1.2), np.inf])
     assert worth_a_row(0.2, ended).tolist() == [[-np.inf]]
 
 
