@@ -77,6 +77,22 @@ def test_two_programs_say_what_one_says(tree):
 
 
 @pytest.mark.variants
+def test_the_host_gets_whole_trees_where_rows_have_a_cost():
+    """All their nodes will be verified: see ProposeProgram."""
+    proposed = {}
+    for row_cost in (0.0, 0.9):
+        seen = proposed[row_cost] = list[np.ndarray]()
+
+        def note(proposal: Proposal, seen: list[np.ndarray] = seen) -> Settlement:
+            seen.append(np.asarray(proposal.tree.tokens))
+            assert proposal.tree.pays is None
+            return Settlement.of(proposal)
+
+        run_in_two(engine(TREE, row_cost=row_cost), note)
+    assert all((one == other).all() for one, other in zip(*proposed.values(), strict=True))
+
+
+@pytest.mark.variants
 def test_the_host_may_add_candidates_of_its_own():
     """It ranks them with the drafter's; text stays the same, whatever it proposes."""
     trees = []
