@@ -103,7 +103,7 @@ class EngineStats:
         label="sampling", labels=SAMPLING,
     )  # fmt: skip
     drafted_by_source: Counter[str] = metric(
-        "draft_tokens_by_source_total", "Drafted tokens that were verified, by who proposed them. Merged drafters only.",
+        "draft_tokens_by_source_total", "Drafted tokens, by who proposed them. Merged drafters only.",
         label="source", labels=(),
     )  # fmt: skip
     accepted_by_source: Counter[str] = metric(
