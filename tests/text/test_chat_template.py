@@ -63,9 +63,10 @@ def children() -> set[int]:
     """The pids of this process's children that render templates or are zombies."""
     found = set()
     for line in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, line.read_text().split()):
-            if has_ended(pid) or WORKER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            for pid in map(int, line.read_text().split()):
+                if has_ended(pid) or WORKER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(pid)
     return found
 
 
