@@ -123,6 +123,10 @@ class EngineConfig:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.row_cost is not None and not 0 <= self.row_cost < 1:
             raise ValueError(f"row_cost must be at least 0 and below 1, got {self.row_cost}")
+        if self.row_cost and self.is_lossy:
+            raise ValueError(
+                "row_cost has no effect with acceptance thresholds, under which all drafts are verified: leave out one"
+            )
         if not self.ngram_min_match <= self.ngram_max_match <= LONGEST_MATCH:
             raise ValueError(
                 f"ngram_min_match ({self.ngram_min_match}) must be at most ngram_max_match, and that at most {LONGEST_MATCH}, got "

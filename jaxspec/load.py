@@ -242,7 +242,7 @@ def choose_storing(dtype: DTypeLike) -> Storing:
 def with_row_cost(config: EngineConfig, target: LoadedTarget) -> EngineConfig:
     """With the row cost of a CPU that has our kernels, unless one is given: a plain cycle reads all weights and computes with each
     once, a further row computes again."""
-    if config.row_cost is not None or jax.default_backend() != "cpu" or what_is_missing() is not None:
+    if config.row_cost is not None or config.is_lossy or jax.default_backend() != "cpu" or what_is_missing() is not None:
         return config
     dense = abstract_model(replace(target.config, storage=None, storages=()), target.dtype)
     weights = sum(math.prod(array.shape) for array in jax.tree.leaves(dense.params))

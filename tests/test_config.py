@@ -20,6 +20,7 @@ from jaxspec import EngineConfig, TreeShape
         ({"page_size": 0}, "page_size must be at least 1, got 0"),
         ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
         ({"mem_fraction": 1.5}, "mem_fraction must be in"),
+        ({"row_cost": 0.1, "accept_threshold_acc": 0.5}, "row_cost has no effect with acceptance thresholds"),
         ({"row_cost": 1.0}, "row_cost must be at least 0 and below 1, got 1.0"),
         ({"paeg_size": 16}, "paeg_size"),
     ],

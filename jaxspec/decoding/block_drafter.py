@@ -76,7 +76,7 @@ class BlockDrafter(TrainedDrafter):
         logits = block_logits(head, target, state, batch, steps)
         prediction = self.prediction(state, batch) if use.is_lossless else None
         memo = behind(head, logits, 0, root[:, None])[:, 0] if use.is_lossless else None
-        if tree.topk == 1 and not use.scored and use.worth is None and steps == tree.num_steps:
+        if tree.topk == 1 and not use.needs_scores and steps == tree.num_steps:
             return Draft(chain(head, logits, root, prediction), memo)
         width = tree.topk if head.is_conditional else tree.num_draft_tokens
         children = children_of(head, logits, tree.topk, prediction)

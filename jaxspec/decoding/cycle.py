@@ -46,7 +46,7 @@ def propose(models: Models, state: State, batch: Batch, tree: TreeShape) -> Prop
     threshold's drafts must not depend on it."""
     drafter = models.drafter if tree.num_steps else NoDrafter()
     is_lossless = models.thresholds is None
-    worth = worth_a_row(models.row_cost, batch.sequences.done) if models.row_cost and is_lossless and tree.num_steps else None
+    worth = worth_a_row(models.row_cost, batch.sequences.done) if models.row_cost and tree.num_steps else None
     draft = drafter.propose(models.target, state, batch, tree, DraftUse(is_lossless, worth=worth))
     ranked = rank(batch.sequences.root, draft.candidates, tree, worth)
     return Proposal(ranked, draft.memo, draft.candidates)

@@ -64,8 +64,12 @@ class DraftUse(NamedTuple):
     scored: bool = False
     """They are ranked beside those of others."""
     worth: Float[Array, "b 1"] | None = None
-    """Those with lower scores are not verified (tree.worth_a_row), so they need not be found. None: all are, and a chain needs no
-    scores."""
+    """Those with lower scores are not verified (tree.worth_a_row), so they need not be found. None: all are."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Else a chain may come without."""
+        return self.scored or self.worth is not None
 
 
 VERIFIED_WHOLE = DraftUse()

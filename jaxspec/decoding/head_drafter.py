@@ -188,7 +188,7 @@ class HeadDrafter(TrainedDrafter):
         prediction = self.prediction(state, batch) if use.is_lossless else None
         seen = self._visible_slots(batch, length + 1, cache)
         inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
-        as_chain = tree.topk == 1 and not use.scored and use.worth is None
+        as_chain = tree.topk == 1 and not use.needs_scores
         drafted: tuple[Candidates | Chain, Array] = draft_chain(inputs, tree) if as_chain else draft(inputs, tree, use.worth)
         return Draft(drafted[0], drafted[1] if use.is_lossless else None)
 

@@ -100,7 +100,7 @@ class NgramDrafter(Drafter):
         places = places._replace(match=jnp.where(places.match >= self.shortest, places.match, 0))
         continuations = jnp.maximum(continued(text, root, places.last, tree.num_steps), 0)  # without a place it may be NOTHING
         memo = FirstGuess(continuations[:, 0, 0], places.match[:, 0])
-        if tree.topk == 1 and not use.scored and use.worth is None:
+        if tree.topk == 1 and not use.needs_scores:
             return Draft(Chain(continuations[:, 0]), memo)
         return Draft(candidates(continuations, places.match, own.rates), memo)
 

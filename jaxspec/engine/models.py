@@ -49,7 +49,7 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Dra
         sources.append(NgramDrafter(config.ngram_min_match, config.ngram_max_match, LENT if config.ngram_share else 0))
     if not sources:
         return NoDrafter()
-    is_merged = len(sources) > 1 or (config.row_cost and not config.is_lossy and not sources[0].traits.from_text)
+    is_merged = len(sources) > 1 or (config.row_cost and not sources[0].traits.from_text)
     return Merged(tuple(sources)) if is_merged else sources[0]
 
 

@@ -22,6 +22,7 @@ def test_what_is_said_does_not_depend_on_the_source_of_drafts(source):
 
 @pytest.mark.exhaustive
 def test_a_source_that_changes_what_is_said_is_found(monkeypatch):
-    lossy = Source("EAGLE-3", "3/2/5", sources.eagle3, {"accept_threshold_single": 0.01, "accept_threshold_acc": 0.1})
+    options = {"accept_threshold_single": 0.01, "accept_threshold_acc": 0.1, "row_cost": None}
+    lossy = Source("EAGLE-3", "3/2/5", sources.eagle3, options)
     monkeypatch.setitem(SOURCES, "lossy", lossy)
     assert check(*random_group(0, seed=2, count=25, source="lossy", placement="one device")).unequal
