@@ -123,27 +123,20 @@ class Settlement(NamedTuple):
     """[b, n] int32 each, as in Tree."""
     memo: Any
     """As it was proposed."""
-    masks: Any = None
-    """[b, n, words] uint32: as for settle; for programs that are `masked`."""
+    masks: Any
+    """[b, n, words] uint32: as for settle."""
     sources: Any = None
     """[b, n] int32, as in Tree."""
 
     @classmethod
-    def of(cls, proposal: Proposal, masks: Any = None) -> "Settlement":
-        """The proposal as it is."""
+    def of(cls, proposal: Proposal, masks: Any) -> "Settlement":
+        """The proposal as it is, under these masks."""
         return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, masks, proposal.tree.sources)
 
 
 @dataclass(frozen=True)
 class SettleProgram(TreeProgram):
-    """The second half of a cycle."""
-
-    masked: bool = False
-    """It takes masks."""
-
-    @property
-    def kind(self) -> Hashable:
-        return type(self), self.tree, self.masked
+    """The second half of a cycle, under masks of all nodes."""
 
     def run(self, models: Models, state: State, rows: Rows, page_table: PageTable, settlement: Settlement) -> ProgramOutput:
         tokens, parents, memo, masks, sources = settlement
@@ -152,11 +145,11 @@ class SettleProgram(TreeProgram):
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))
-        masks = uint32(self.batch, self.tree.num_draft_tokens, state.masks.shape[1]) if self.masked else None
+        masks = uint32(self.batch, self.tree.num_draft_tokens, state.masks.shape[1])
         return *super().inputs(state, output_of), Settlement.of(proposed.proposal, masks)
 
     def __str__(self) -> str:
-        return f"settle {self.tree}{' under masks' if self.masked else ''}, batch {self.batch}"
+        return f"settle {self.tree}, batch {self.batch}"
 
 
 @dataclass(frozen=True)

@@ -142,12 +142,12 @@ class ProgramTable:
         """Cycles for this many requests."""
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
-    def halves(self, requests: int, tree: TreeShape, *, masked: bool = True) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
+    def halves(self, requests: int, tree: TreeShape) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
         """Both halves of cycles for this many requests. Neither a start nor a request waits for them: they compile in the
         background (`next_after_start`), or when a request under a grammar asks for them, which gets one token per cycle
         meanwhile."""
         sizes = (cycle.batch for cycle in self.cycles(requests, tree))
-        return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
+        return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree)) for size in sizes)
 
     def under_masks(self, tree: TreeShape) -> list[Program]:
         """The halves without which requests under grammars have no drafts from this tree: the largest, and those for one request

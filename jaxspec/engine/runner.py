@@ -288,12 +288,12 @@ class Runner:
         inputs = self._batch(program, requests, most_emitted=tree.num_steps + 1)
         return Launched.of(self.run(program, *inputs), requests, tree=tree)
 
-    def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
+    def launch_proposal(self, requests: list[Request], tree: TreeShape) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
-        what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
+        what the second half verifies: the tree, or another one of the same size, under masks."""
         for request in requests:
             self.launch_mask(request, None)
-        halves = list(self.programs.table.halves(len(requests), tree, masked=masked))
+        halves = list(self.programs.table.halves(len(requests), tree))
         propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
         for smaller in halves[0]:
             self.programs.ask_for(smaller)

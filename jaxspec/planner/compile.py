@@ -85,7 +85,7 @@ class CycleShape:
     prefill_chunk: int = 0
     """Not a cycle, but a prefill of chunks of this many tokens."""
     half: str = ""
-    """Not all of a cycle, but "propose", "settle", or with masks "settle under masks"."""
+    """Not all of a cycle, but "propose" or "settle"."""
 
     @property
     def pages(self) -> int:

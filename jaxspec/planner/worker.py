@@ -159,7 +159,6 @@ def program_of(shape: CycleShape) -> Program:
         "": CycleProgram(*of_tree),
         "propose": ProposeProgram(*of_tree),
         "settle": SettleProgram(*of_tree),
-        "settle under masks": SettleProgram(*of_tree, masked=True),
     }
     return programs[shape.half]
 

@@ -119,8 +119,7 @@ def test_programs_are_named_in_messages():
     of_rows = {"AdmitProgram": (), "MaskProgram": (), "LendProgram": (256,)}
     sizes = {**of_rows, "PrefillProgram": (64, 8, 2, True), "CatchUpProgram": (4, 8)}
     for name, kind in PROGRAMS.items():
-        masked = (True,) if name == "SettleProgram" else ()
-        program = kind(*sizes.get(name, (4, 8, tree, *masked)))
+        program = kind(*sizes.get(name, (4, 8, tree)))
         header, _ = unpack(pack({"compile": described(program)}))
         assert program_of(header["compile"]) == program
     kinds = {name for name, each in vars(programs).items() if name.endswith("Program") and hasattr(each, "run")}
@@ -473,5 +472,5 @@ def test_second_halves_take_what_was_proposed_for_them():
     for tree in (*trees, *trees):
         repeating.launch(ProposeProgram(1, 1, tree), place)
         memo = [] if tree.num_steps == 0 else [None]
-        repeating.launch(SettleProgram(1, 1, tree, masked=True), [*place, sent, sent, *memo, sent])
+        repeating.launch(SettleProgram(1, 1, tree), [*place, sent, sent, *memo, sent])
     assert said == 2 * [None, None, None, 7]

@@ -41,7 +41,7 @@ def run_in_two(made: Engine, between: Callable[[Proposal], Settlement], mask: np
     while made.scheduler.has_work:
         plan, launched = made.scheduler.plan(made.trees.most_emitted), []
         if plan.cycle:
-            half = runner.launch_proposal(plan.cycle, made.tree, masked=mask is not None)
+            half = runner.launch_proposal(plan.cycle, made.tree)
             launched.append(runner.launch_settlement(half, between(half.proposal)))
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
@@ -64,12 +64,17 @@ def packed(allowed: list[int], *shape: int) -> np.ndarray:
     return np.broadcast_to(words, (*shape, len(words))).copy()
 
 
+def free(proposal: Proposal) -> Settlement:
+    """Under masks that allow all tokens."""
+    return Settlement.of(proposal, packed(list(range(128)), *proposal.tree.tokens.shape))
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("tree", [TREE, exhaustive(TreeShape(2, 1)), exhaustive(PLAIN)], ids=str)
 def test_two_programs_say_what_one_says(tree):
     expected = run(engine(tree))
     made = engine(tree)
-    assert run_in_two(made, Settlement.of) == expected
+    assert run_in_two(made, free) == expected
     programs = made.runner.programs.compilations
     assert {type(each) for each in programs} >= {ProposeProgram, SettleProgram} and not any(
         each in made.runner.table.all() for each in programs if isinstance(each, (ProposeProgram, SettleProgram))
@@ -86,7 +91,7 @@ def test_the_host_gets_whole_trees_where_rows_have_a_cost():
         def note(proposal: Proposal, seen: list[np.ndarray] = seen) -> Settlement:
             seen.append(np.asarray(proposal.tree.tokens))
             assert proposal.tree.pays is None
-            return Settlement.of(proposal)
+            return free(proposal)
 
         run_in_two(engine(TREE, row_cost=row_cost), note)
     assert all((one == other).all() for one, other in zip(*proposed.values(), strict=True))
@@ -102,7 +107,7 @@ def test_the_host_may_add_candidates_of_its_own():
         guess = as_candidates(Chain(jnp.broadcast_to(root[:, None] + jnp.arange(1, 4), (len(root), 3)) % 128))
         ranked = rank(root, merge([as_candidates(proposal.candidates), guess], TREE.num_steps), TREE)
         trees.append((np.asarray(root), np.asarray(ranked.tokens)))
-        return Settlement.of(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
+        return free(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
 
     assert run_in_two(engine(TREE), with_a_guess) == run(engine(TREE))
     for root, tokens in (pair for each in trees for pair in zip(*each, strict=True)):

@@ -200,7 +200,7 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
         assert {type(program) for program in programs.compilations} == {AdmitProgram, PrefillProgram, CycleProgram}
     assert results[0] == results[1] == results[2]
     pages, tree = engine.runner.table.pages, TreeShape(2, 2, 4)
-    others = [CatchUpProgram(1, pages), ProposeProgram(1, pages, tree), SettleProgram(1, pages, tree, masked=True)]
+    others = [CatchUpProgram(1, pages), ProposeProgram(1, pages, tree), SettleProgram(1, pages, tree)]
     for program in others:
         function = programs._function(program)
         arguments = (programs._params, programs.state, *programs.inputs(program))

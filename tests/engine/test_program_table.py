@@ -70,7 +70,7 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
 
 def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_what_grammars_gain_from():
     table = table_of()
-    halves = [kind(size, 64, TREE, *masked) for size in (1, 8) for kind, *masked in ((ProposeProgram,), (SettleProgram, True))]
+    halves = [kind(size, 64, TREE) for size in (1, 8) for kind in (ProposeProgram, SettleProgram)]
     large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
     assert table.next_after_start() == [CycleProgram(1, 64, TREE), *halves, *large]
     assert table.ready(lambda program: program != halves[1]).in_two == (PLAIN,)
