@@ -27,8 +27,8 @@ time, from 4-bit blocks 10% (two cores of an EPYC, 29 November 2026)."""
 SMOLLM2_TREE = TreeShape(3, 1)
 """The fastest of the head's on two cores. From 4-bit blocks it gains 8% on chats (docs/performance.md, "On CPUs")."""
 UNASKED = {None: (NGRAM_TREE, TreeShape(3, 1)), SMOLLM2_HEAD: (SMOLLM2_TREE, NGRAM_TREE.limited(0))}
-"""By head (None: without one): the trees that a CPU tries beside plain decoding, its first choice, where nothing was asked for.
-n-grams grow in them too. A chain costs a CPU half of what the tree of eight does."""
+"""The trees that a CPU tries by default besides plain decoding, with which it begins, by head (None: no head). n-grams are merged
+into them. A chain costs a CPU half of what the tree of eight does."""
 SMOLLM2_SAMPLING = {"temperature": 0.0}
 """Its file says nothing; sampled, even at its card's 0.2, so small a model now and then writes nonsense without an end."""
 

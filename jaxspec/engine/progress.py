@@ -71,12 +71,12 @@ class CompilingProgress:
 
 def progress_line(count: ProgramCount, under_way: Sequence[object]) -> str:
     """In:  ProgramCount(3, 9, 40), ["cycle 3/1/4, batch 8", "admit"]
-    Out: compiling: 3 of 9 programs are ready, about 40 s left; now: cycle 3/1/4, batch 8 (and 1 more)
+    Out: compiled 3 of 9 programs, about 40 s left; now: cycle 3/1/4, batch 8 (and 1 more)
     """
     left = "" if count.seconds_left is None else f", {in_words(count.seconds_left)} left"
     more = f" (and {len(under_way) - 1} more)" if len(under_way) > 1 else ""
     now = f"; now: {under_way[0]}{more}" if under_way else ""
-    return f"compiling: {count.ready} of {count.total} programs are ready{left}{now}"
+    return f"compiled {count.ready} of {count.total} programs{left}{now}"
 
 
 def in_words(seconds: int) -> str:

@@ -48,7 +48,7 @@ def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> TreeS
 def _compiled(tree: TreeShape, model: ServedModel) -> TreeShape:
     if tree not in model.trees:
         message = f"speculative: the tree {tree} is not compiled; this server has: {', '.join(map(str, model.trees))}"
-        raise ApiError(400, f"{message} (0/1/1 is plain decoding)", param="speculative")
+        raise ApiError(400, f"{message} (0/1/1 is plain decoding); --speculative-request-trees adds others", param="speculative")
     return tree
 
 

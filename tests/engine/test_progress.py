@@ -68,12 +68,12 @@ def test_a_log_gets_one_line_in_ten_seconds_with_a_forecast_and_none_at_the_end(
         run(Clock(), 16)
     assert INTERVAL == 10
     assert [record.message for record in caplog.records] == [
-        "compiling: 0 of 4 programs are ready; now: cycle 0 (and 1 more)",
-        "compiling: 1 of 4 programs are ready, about 44 s left; now: cycle 1 (and 1 more)",
-        "compiling: 1 of 4 programs are ready, about 34 s left; now: cycle 1 (and 1 more)",
-        "compiling: 2 of 4 programs are ready, about 24 s left; now: cycle 2 (and 1 more)",
-        "compiling: 3 of 4 programs are ready, about 14 s left; now: cycle 3 (and 1 more)",
-        "compiling: 3 of 4 programs are ready, about 4 s left; now: cycle 3 (and 1 more)",
+        "compiled 0 of 4 programs; now: cycle 0 (and 1 more)",
+        "compiled 1 of 4 programs, about 44 s left; now: cycle 1 (and 1 more)",
+        "compiled 1 of 4 programs, about 34 s left; now: cycle 1 (and 1 more)",
+        "compiled 2 of 4 programs, about 24 s left; now: cycle 2 (and 1 more)",
+        "compiled 3 of 4 programs, about 14 s left; now: cycle 3 (and 1 more)",
+        "compiled 3 of 4 programs, about 4 s left; now: cycle 3 (and 1 more)",
     ]
 
 
