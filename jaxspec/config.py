@@ -161,7 +161,7 @@ class EngineConfig:
     @property
     def head_options(self) -> tuple[str, ...]:
         """The fields that are set and have no effect without a draft head, nor with `ngram` unless they are about drafts at all."""
-        of_drafts = ("adaptive", "adaptive_trees", "accept_threshold_single", "accept_threshold_acc")
+        of_drafts = ("adaptive", "adaptive_trees", "row_cost", "accept_threshold_single", "accept_threshold_acc")
         names = ("draft_kv_cache_dtype", "draft_window_size", "draft_sink_size", *(() if self.ngram else of_drafts))
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
 

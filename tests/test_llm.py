@@ -110,6 +110,7 @@ def test_impossible_combinations_are_refused(tmp_path):
         ({"adaptive": True}, "^adaptive needs a draft head"),
         ({"draft_window_size": 8, "draft_sink_size": 4}, "^draft_window_size needs a draft head"),
         ({"accept_threshold_acc": 0.5}, "^accept_threshold_acc needs a draft head"),
+        ({"row_cost": 0.1}, "^row_cost needs a draft head"),
     ):
         with pytest.raises(ValueError, match=message):
             LLM(model, **options)

@@ -69,8 +69,8 @@ def settle(
     state = extend(models, state, batch, verified, accepted)
     if masks is None:  # what the target chooses under a mask says little of what it would choose
         state = learn(models, state, batch, proposal, verified)
-    drafted = Drafted(tree.tokens, tree.parents, accepted.path)
-    return ProgramOutput(state, report(accepted, tree.sources), logprobs(verified, accepted, batch), drafted=drafted)
+    drafted = Drafted(tree.verified, tree.parents, accepted.path)
+    return ProgramOutput(state, report(accepted, tree), logprobs(verified, accepted, batch), drafted=drafted)
 
 
 def learn(models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified) -> State:

@@ -328,7 +328,7 @@ def are_sure(drafts: Sequence[Candidates | Chain], worth: Float[Array, "b 1"]) -
 
 
 def ask_unless(is_sure: Bool[Array, ""] | None, ask: Callable[[], Draft]) -> Draft:
-    """What a source drafts; where others are `sure`, as many candidates that there are not."""
+    """What a source drafts; where others are sure, placeholders of the same shapes."""
     if is_sure is None:
         return ask()
     shapes = jax.eval_shape(ask)

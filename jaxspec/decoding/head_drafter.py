@@ -273,7 +273,7 @@ def next_level(
 
 
 def level_if(pays: Bool[Array, ""], deeper: Callable[[], Level]) -> Level:
-    """The next level; where it does not pay, as many candidates that there are not."""
+    """The next level; where it does not pay, placeholders of the same shapes."""
     shapes = jax.eval_shape(deeper)
     nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     none = none_of(shapes.children)

@@ -56,7 +56,7 @@ def prefill(models: Models, state: State, chunk: Chunk, *, scores: bool = False)
     state = absorb_chunk(models, state, batch, chunk, features_of(models, out.features), accepted.tokens)
     state = advance(state, batch, accepted)
     prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1) if scores else None
-    return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
+    return ProgramOutput(state, report(accepted, tree), logprobs(verified, accepted, batch), prompt)
 
 
 def batch_of(state: State, chunk: Chunk) -> Batch:

@@ -124,6 +124,7 @@ class Drafted(NamedTuple):
     """The draft trees of a cycle and the accepted paths, for tracing."""
 
     tokens: Int[Array, "b n"]
+    """As Tree.verified."""
     parents: Int[Array, "b n"]
     """As in decoding.tree.Tree."""
     path: Int[Array, "b j"]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.top import places_of_best
+from jaxspec.models.linear import NO_TOKEN
 from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -46,7 +47,12 @@ class Tree(NamedTuple):
     sources: Int[Array, "b n"] | None = None
     """As in Candidates; 0 for the root."""
     pays: Bool[Array, "b n"] | None = None
-    """The nodes that are verified, which the others are never above of; None: all."""
+    """The nodes that are verified: with each, all of its ancestors. None: all."""
+
+    @property
+    def verified(self) -> Int[Array, "b n"]:
+        """The tokens of the nodes that are verified, NO_TOKEN at the others."""
+        return self.tokens if self.pays is None else jnp.where(self.pays, self.tokens, NO_TOKEN)
 
 
 def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b n n"]:
@@ -68,19 +74,19 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
 def worth_a_row(row_cost: float, done: Bool[Array, " b"]) -> Float[Array, "b 1"]:
     """The score from which a node is worth its row of the target's pass.
 
-    The pass takes 1 - row_cost, and row_cost for each row: with the roots alone, 1 + (b - 1) * row_cost, for a token of each
-    sequence that runs. One more row pays if its chance is above what it adds to this time, in tokens. Of ended sequences nothing
-    pays; where all have ended it is a trial run, which is about the time of all rows.
+    The pass takes 1 - row_cost, and row_cost for each row: 1 + (b - 1) * row_cost with the roots alone, which emit a token of each
+    running sequence. One more row pays if its chance of acceptance is above the tokens that the roots emit in its time. Nothing
+    pays in sequences that have ended; where all have, it is a trial run, which measures the time of all rows.
 
     In:  row_cost 0.2, done [False] * 4
-    Out: log(0.5) for each: 0.2 of 1.6 for a token, of 4
+    Out: log(0.5) for each: the roots emit 4 tokens in a time of 1.6, so 0.5 in 0.2
     """
     chance = row_cost * jnp.sum(~done) / (1 + (len(done) - 1) * row_cost)
     return jnp.where(jnp.all(done), -jnp.inf, jnp.where(done, jnp.inf, jnp.log(chance)))[:, None]
 
 
 def none_of(candidates: Candidates) -> Candidates:
-    """As many candidates that there are not."""
+    """As many placeholders: with these scores they are no candidates."""
     tokens = jnp.zeros(candidates.tokens.shape, jnp.int32)
     return Candidates(tokens, jnp.full(tokens.shape, -jnp.inf), tokens - 1)
 
@@ -175,8 +181,7 @@ def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
 
 def root_only(root: Int[Array, " b"]) -> Tree:
     """The empty tree of plain decoding: nothing but the root."""
-    zeros = jnp.zeros((root.shape[0], 1), jnp.int32)
-    return Tree(root[:, None], zeros - 1, zeros, jnp.ones((root.shape[0], 1, 1), bool))
+    return chain(root, jnp.zeros((len(root), 0), jnp.int32))
 
 
 def chain(root: Int[Array, " b"], tokens: Int[Array, "b c"]) -> Tree:

@@ -12,12 +12,13 @@ from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import Batch, Sequences, State
 from jaxspec.decoding.tree import Tree
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.models.linear import NO_TOKEN
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
-REPORT_HEADER = 3
-"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code. Sources may follow the tokens."""
+REPORT_HEADER = 4
+"""Columns of a report before its tokens. Sources may follow the tokens."""
+NOT_VERIFIED = -1
+"""The source, in a report, of a node that was not verified."""
 
 
 class Verified(NamedTuple):
@@ -61,8 +62,7 @@ def verify(
     """
     length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
-    tokens = tree.tokens if tree.pays is None else jnp.where(tree.pays, tree.tokens, NO_TOKEN)
-    out = models.target(tokens, metadata, state.cache, models.drafter.capture)
+    out = models.target(tree.verified, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
     chosen = choose_tokens(state, batch, tree, logits, models.thresholds, masks)
     return Verified(chosen, logits, out.features, out.window)
@@ -146,10 +146,13 @@ def truncate(
     return emitted, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)
 
 
-def report(accepted: Accepted, sources: Int[Array, "b n"] | None = None) -> Int[Array, "b columns"]:
-    """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads, unless a request
-    wants log probabilities or trees. Behind them, where drafts are merged, the sources of the path and those of all nodes
-    (Tree.sources)."""
-    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
-    origins = () if sources is None else (jnp.take_along_axis(sources, accepted.path, 1), sources)
-    return jnp.concatenate([header, accepted.tokens, *origins], 1)
+def report(accepted: Accepted, tree: Tree) -> Int[Array, "b columns"]:
+    """The number of emitted tokens, of accepted drafts, the finish code, the number of verified drafts, then the tokens: all that
+    the host reads, unless a request wants log probabilities or trees. Behind them, where drafts are merged, the sources of the path
+    and those of all nodes (Tree.sources)."""
+    pays = jnp.ones(tree.tokens.shape, bool) if tree.pays is None else tree.pays
+    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish, jnp.sum(pays, 1, dtype=jnp.int32) - 1], 1)
+    if tree.sources is None:
+        return jnp.concatenate([header, accepted.tokens], 1)
+    of_path, of_nodes = jnp.take_along_axis(tree.sources, accepted.path, 1), jnp.where(pays, tree.sources, NOT_VERIFIED)
+    return jnp.concatenate([header, accepted.tokens, of_path, of_nodes], 1)

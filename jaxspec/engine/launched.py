@@ -9,12 +9,13 @@ import numpy as np
 
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.state import Drafted, ProgramOutput
-from jaxspec.decoding.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
+from jaxspec.decoding.verify import NOT_VERIFIED, OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 from jaxspec.engine.output import Emitted
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.speculation import DraftedTree, DraftSources
 from jaxspec.grammar.trees import Pruning
+from jaxspec.models.linear import NO_TOKEN
 from jaxspec.tree_shape import TreeShape
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
@@ -94,7 +95,7 @@ def emitted(program: Launched, source_names: Sequence[str]) -> list[Emitted]:
         tree = None
         if drafted is not None and request.asked.wants_trees:
             tree = drafted_tree(drafted, row, line[1], sources, program.prunings.get(row))
-        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, sources))
+        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, line[3], sources))
     return found
 
 
@@ -102,21 +103,23 @@ def named_sources(reported: Sequence[int], path: int, accepted: int, names: Sequ
     """The end of a row of the report, which is empty or has the sources of the path, as long as the tokens, and of all nodes, both
     with the root first.
 
-    In:  [0, 1, 0, 0, 1, 3, 2], path 3, accepted 1, names ("other", "head", "ngram", "head+ngram")
-    Out: accepted ("head",), drafted ("head", "head+ngram", "ngram")
+    In:  [0, 1, 0, 0, 1, 3, -1], path 3, accepted 1, names ("other", "head", "ngram", "head+ngram")
+    Out: accepted ("head",), drafted ("head", "head+ngram")
     """
     of_path, of_nodes = reported[1 : accepted + 1], reported[path + 1 :]
-    return DraftSources(tuple([names[each] for each in of_path]), tuple([names[each] for each in of_nodes]))
+    return DraftSources(tuple([names[each] for each in of_path]), tuple([names[each] for each in of_nodes if each != NOT_VERIFIED]))
 
 
 def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources, pruning: Pruning | None) -> DraftedTree | None:
-    """One row of arrays; None for plain decoding's lone root."""
-    if drafted.tokens.shape[1] == 1:
+    """One row of arrays, without the nodes that were not verified; None if only the root was."""
+    tokens, parents, path = (each[row] for each in drafted)
+    is_verified = tokens != NO_TOKEN
+    if is_verified.sum() == 1:
         return None
-    path = drafted.path[row, : accepted + 1]
+    numbers = np.append(np.cumsum(is_verified) - 1, -1)  # of all nodes among these, and -1 as the root's parent
     return DraftedTree(
-        tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()),
-        sources.drafted, pruning,
+        tuple(tokens[is_verified].tolist()), tuple(numbers[parents[is_verified]].tolist()),
+        tuple(numbers[path[: accepted + 1]].tolist()), sources.drafted, pruning,
     )  # fmt: skip
 
 

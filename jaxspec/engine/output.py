@@ -31,7 +31,9 @@ class Emitted(NamedTuple):
     logprobs: list[TokenLogprob]
     """One per token if the request asks for them, else none."""
     tree: DraftedTree | None
-    """If the request has `wants_trees` and something was drafted."""
+    """If the request has `wants_trees` and drafts were verified."""
+    drafted: int = 0
+    """Drafts that were verified."""
     sources: DraftSources = DraftSources()
 
 
@@ -76,8 +78,8 @@ class Output:
                 accepted = min(emitted.accepted, len(new))
                 verification = Verification(tree, accepted, emitted.tree)
                 sources = emitted.sources if drafts_count else DraftSources()
-                nodes = tree.num_draft_tokens - 1 if drafts_count else 0
-                self._count(request, CycleCounts(len(new), accepted, nodes, tree.num_steps, sources.accepted[:accepted]))
+                drafted, num_steps = (emitted.drafted, tree.num_steps) if drafts_count else (0, 0)
+                self._count(request, CycleCounts(len(new), accepted, drafted, num_steps, sources.accepted[:accepted]))
                 self._counts.drafted_by_source.update(sources.drafted)
             update = self._update(request, shown, new, logprobs or None, verification)
             if ends_with_stop and request.detokenizer.matched is None:
@@ -144,7 +146,7 @@ class Output:
         request.cycles.append(cycle)
         self._counts.verify_count += 1
         self._counts.verified_tokens += cycle.emitted
-        if cycle.drafted:
+        if cycle.num_steps:
             self._counts.draft_count += 1
             self._counts.draft_tokens += cycle.drafted
             self._counts.accepted_tokens += cycle.accepted

@@ -14,7 +14,7 @@ class DraftSources(NamedTuple):
     accepted: tuple[str, ...] = ()
     """Of each accepted draft, in order."""
     drafted: tuple[str, ...] = ()
-    """Of each node below the root."""
+    """Of each verified draft."""
 
 
 class CycleCounts(NamedTuple):
@@ -25,9 +25,9 @@ class CycleCounts(NamedTuple):
     accepted: int
     """Accepted drafts among them."""
     drafted: int
-    """Drafted tokens: the nodes below the root. 0: plain decoding."""
+    """Drafts that were verified: on CPUs those that pay."""
     num_steps: int
-    """The depth of the tree: `accepted` is at most this."""
+    """The depth of the tree: `accepted` is at most this. 0: plain decoding."""
     sources: tuple[str, ...] = ()
     """Who proposed each accepted draft, where drafters are merged (Drafter.source_names)."""
 
@@ -74,7 +74,7 @@ class Speculation:
     @property
     def with_tree(self) -> tuple[CycleCounts, ...]:
         """The cycles that were not plain decoding."""
-        return tuple([cycle for cycle in self.cycles if cycle.drafted])
+        return tuple([cycle for cycle in self.cycles if cycle.num_steps])
 
     @property
     def tree_accept_length(self) -> float | None:
@@ -85,7 +85,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """The tree of one cycle, of which a CPU verifies the nodes that pay. Node 0 is the root, the newest token before the cycle."""
+    """The tree of one cycle, as far as it was verified. Node 0 is the root, the newest token before the cycle."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -106,4 +106,4 @@ class Verification:
     accepted: int
     """The first `accepted` tokens are accepted drafts."""
     tree: DraftedTree | None = None
-    """If the request has `wants_trees` and the cycle was not plain decoding."""
+    """If the request has `wants_trees` and drafts were verified."""

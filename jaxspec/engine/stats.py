@@ -84,7 +84,7 @@ class EngineStats:
         "drafts_total", "Verifications of a draft tree; plain decoding adds none.", "vllm:spec_decode_num_drafts_total"
     )
     draft_tokens: int = metric(
-        "draft_tokens_total", "Drafted tokens: tree nodes without the roots. On CPUs not all are verified.",
+        "draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
         "vllm:spec_decode_num_draft_tokens_total",
     )  # fmt: skip
     accepted_tokens: int = metric(

@@ -103,7 +103,8 @@ def test_a_random_head_is_hardly_accepted():
 def test_drafts_that_are_not_worth_their_rows_are_not_verified():
     engine = tiny_engine(TreeShape(3, 2, 5), row_cost=0.9)
     (request,) = served(engine, GenerationRequest([1, 2, 3], SamplingParams(max_tokens=20, temperature=0)))
-    assert request.speculation.accept_lengths == (1,) * 19 and request.speculation.proposed_drafts == 19 * 4
+    assert request.speculation.accept_lengths == (1,) * 19 and request.speculation.proposed_drafts == 0
+    assert request.speculation.tree_accept_length == 1 and engine.stats().draft_count == 19
 
 
 @pytest.mark.variants

@@ -31,10 +31,11 @@ def expected() -> list[list[int]]:
     return run(tiny_engine(PLAIN), [None] * 4)[0]
 
 
-def engine_that_knows(text: list[int]) -> Engine:
+def engine_that_knows(text: list[int], **options) -> Engine:
     """Drafts are accepted in the first request, which says this; elsewhere by chance."""
     target = engine_target()
-    return tiny_engine(WIDE, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN, CHAIN))
+    head = oracle_head(target.config, [*PROMPTS[0], *text])
+    return tiny_engine(WIDE, target=target, head=head, request_trees=(PLAIN, CHAIN), **options)
 
 
 @pytest.mark.parametrize(("overlap", "adaptive"), [(True, True), (False, False), exhaustive(True, False), exhaustive(False, True)])
@@ -64,8 +65,10 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
 
 
 @pytest.mark.variants
-def test_updates_show_the_trees(expected):
-    tokens, requests, updates = run(engine_that_knows(expected[0]), TREES, wants_trees=True)
+@pytest.mark.parametrize("options", [{}, {"row_cost": 0.1, "ngram": True}])
+def test_updates_show_the_trees(expected, options):
+    engine = engine_that_knows(expected[0], **options)
+    tokens, requests, updates = run(engine, TREES, wants_trees=True)
     assert tokens == expected
     for request, tree in zip(requests, TREES, strict=True):
         own = [update for update in updates if update.request_id == request.id and update.token_ids]
@@ -75,18 +78,22 @@ def test_updates_show_the_trees(expected):
             found = update.verification
             assert found is not None and found.shape == (tree or WIDE)
             assert (len(update.token_ids), found.accepted) == (counts.emitted, counts.accepted)
-            if tree == PLAIN:
-                assert found.tree is None and found.accepted == 0
+            if counts.drafted == 0:
+                assert found.tree is None and found.accepted == 0 and (options or tree == PLAIN)
             else:
                 assert found.tree is not None
-                check_tree(found.tree, found.shape, newest, update.token_ids, found.accepted)
+                check_tree(found.tree, counts.drafted, newest, update.token_ids, found.accepted)
             newest = update.token_ids[-1]
     assert requests[0].speculation.accept_length > 3
+    assert {cycle.drafted for cycle in requests[0].speculation.cycles} == ({3, 4} if options else {4})
+    stats = engine.stats()
+    assert stats.draft_tokens == sum(each.speculation.proposed_drafts for each in requests)
+    assert not options or sum(stats.drafted_by_source.values()) == stats.draft_tokens
 
 
-def check_tree(tree, spec: TreeShape, newest: int, emitted, accepted: int) -> None:
+def check_tree(tree, drafted: int, newest: int, emitted, accepted: int) -> None:
     """The root is the token before; parents come first; the accepted path goes down and holds what was emitted."""
-    assert len(tree.tokens) == len(tree.parents) == spec.num_draft_tokens
+    assert len(tree.tokens) == len(tree.parents) == drafted + 1 and len(tree.sources) in (0, drafted)
     assert tree.tokens[0] == newest and tree.parents[0] == -1
     assert all(0 <= parent < node for node, parent in enumerate(tree.parents) if node)
     assert tree.accepted[0] == 0
