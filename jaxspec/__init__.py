@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "TreeShape", "Update"]
 
 _MODULES = {
-    "LLM": "llm", "AsyncLLM": "async_llm", "EngineConfig": "config", "TreeShape": "config",
+    "LLM": "llm", "AsyncLLM": "async_llm", "EngineConfig": "config", "TreeShape": "tree_shape",
     "GenerationOutput": "engine.request", "Update": "engine.request", "SamplingParams": "sampling_params",
 }  # fmt: skip
 """Imported at first use: some load JAX and transformers, and processes that import one small module load none of them."""
