@@ -30,11 +30,6 @@ RATE_MEMORY = 0.99
 """The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
 
 
-def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
-    """The sums, each faded by RATE_MEMORY for every row that counts for it, plus what is new in those rows (wide as `counts`)."""
-    return RATE_MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
-
-
 SURE = 0.5
 """From this chance of the token that the text itself proposes a head is not asked: it would take time, and seldom be right where
 that is wrong. Only where rows have a cost. (Five kinds of text, the built-in model: 8% faster than n-grams alone, 10% slower where
@@ -42,6 +37,11 @@ the head is always asked; two cores of an EPYC, 29 November 2026.)"""
 
 type Place = Callable[[Any, ModelConfig | None], Any]
 """Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
+
+
+def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
+    """The sums, each faded by RATE_MEMORY for every row that counts for it, plus what is new in those rows (wide as `counts`)."""
+    return RATE_MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
 
 
 class NewTokens(NamedTuple):
@@ -256,9 +256,10 @@ class Merged(Drafter):
         return MergedState(tuple(each.empty(sizes) for each in self.sources), *counts)
 
     def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
-        sharpness = state.draft.sharpness
+        sharpness, states = state.draft.sharpness, self._with_states(state)
 
-        def ask(i: int, source: Drafter, own: State) -> Draft:
+        def ask(i: int) -> Draft:
+            source, own = states[i]
             shape = tree if source.traits.from_text else tree.of_head
             if not shape.num_steps:
                 return Draft(nothing(batch))
@@ -266,15 +267,15 @@ class Merged(Drafter):
             draft = source.propose(target, own, batch, shape, use._replace(scored=True, worth=worth))
             return draft._replace(candidates=as_candidates(draft.candidates))
 
-        asks = [partial(ask, i, *each) for i, each in enumerate(self._with_states(state))]
-        drafts = {i: make() for i, make in enumerate(asks) if self.sources[i].traits.from_text}
+        drafts = {i: ask(i) for i, source in enumerate(self.sources) if source.traits.from_text}
         is_sure = None if use.worth is None or not drafts else are_sure([each.candidates for each in drafts.values()], use.worth)
-        drafts |= {i: ask_unless(is_sure, make) for i, make in enumerate(asks) if i not in drafts}
-        found = [as_candidates(drafts[i].candidates) for i in range(len(asks))]
+        drafts |= {i: ask_unless(is_sure, partial(ask, i)) for i in range(len(self.sources)) if i not in drafts}
+        in_order = [drafts[i] for i in range(len(self.sources))]
+        found = [as_candidates(each.candidates) for each in in_order]
         candidates = merge([own._replace(scores=own.scores * sharpness[i]) for i, own in enumerate(found)], tree.num_steps)
-        if len(asks) == 1:
+        if len(in_order) == 1:
             candidates = candidates._replace(sources=None)
-        return Draft(candidates, Memos(tuple(drafts[i].memo for i in range(len(asks))), promises(found), is_sure))
+        return Draft(candidates, Memos(tuple(each.memo for each in in_order), promises(found), is_sure))
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> MergedState:
         def absorbed(source: Drafter, own: State) -> Any:

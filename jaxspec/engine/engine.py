@@ -245,8 +245,8 @@ class Engine:
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
-        launched, unmasked = self._launch(plan)
-        self._read([*launched, *self._launch_masked(unmasked, launched)])
+        launched, to_mask = self._launch(plan)
+        self._read([*launched, *self._launch_masked(to_mask, launched)])
 
     def overlapped_step(self) -> None:
         """Plans, launches, and reads the results of the previous step while the device works.
@@ -256,23 +256,23 @@ class Engine:
         their second halves, are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
-        before, (self._launched, unmasked) = self._launched, self._launch(plan)
+        before, (self._launched, to_mask) = self._launched, self._launch(plan)
         self._read(before)
-        if unmasked:
-            self._launched += self._launch_masked(unmasked, self._launched)
+        if to_mask:
+            self._launched += self._launch_masked(to_mask, self._launched)
 
     def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half | PlannedCycle]]:
         """Launches cycles, then prefills. Returns the programs that have a result to read, and the cycles under grammars, of which
         at most the first halves were launched, before all others."""
         launched: list[Launched] = []
-        unmasked: list[Half | PlannedCycle] = []
+        to_mask: list[Half | PlannedCycle] = []
         for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
                 if cycle.masks is not Masks.NONE:
                     is_whole = cycle.masks is Masks.OF_ROOTS
-                    unmasked.append(cycle if is_whole else self.runner.launch_proposal(cycle.requests, cycle.tree))
+                    to_mask.append(cycle if is_whole else self.runner.launch_proposal(cycle.requests, cycle.tree))
                     continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
             except Exception as error:
@@ -282,7 +282,7 @@ class Engine:
         if plan.prefills:
             self._launch_prefills(plan, launched)
         mark_in_flight(launched)
-        return launched, unmasked
+        return launched, to_mask
 
     def _launch_prefills(self, plan: StepPlan, launched: list[Launched]) -> None:
         """Launches the step's prefills. Adds those that have a result to read to what was `launched` in this step."""
@@ -309,10 +309,10 @@ class Engine:
                     chunk.request.launched_at = self.clock()
                 self.counts.prefilled_tokens += chunk.size
 
-    def _launch_masked(self, unmasked: list[Half | PlannedCycle], before: list[Launched]) -> list[Launched]:
+    def _launch_masked(self, to_mask: list[Half | PlannedCycle], before: list[Launched]) -> list[Launched]:
         """Launches what is left of cycles under grammars. `before`: what was launched and not read."""
         launched: list[Launched] = []
-        for cycle in unmasked:
+        for cycle in to_mask:
             try:
                 program = self.masking.launch(cycle, self.output.fail)
             except Exception as error:
