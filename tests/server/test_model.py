@@ -103,6 +103,8 @@ def test_a_format_by_name_ends_answers_where_its_turns_end():
         for stop, said in ((None, "abc"), ("c", "ab"), (["x"] * MAX_STOP_STRINGS, "abc")):
             [choice] = client.post("/v1/chat/completions", messages=USER, stop=stop).json()["choices"]
             assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+        [choice] = client.post("/v1/chat/completions", messages=USER, max_tokens=9, ignore_eos=True).json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("abc[END]d", "length")
         assert "[END]" in client.post("/v1/completions", prompt="a").json()["choices"][0]["text"]
         for path, name in (("/v1/chat/completions", "stop"), ("/v1/messages", "stop_sequences")):
             refused = client.post(path, messages=USER, max_tokens=9, **{name: ["x"] * (MAX_STOP_STRINGS + 1)})

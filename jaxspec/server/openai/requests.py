@@ -157,7 +157,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
         more["skip_special_tokens"] = False  # the parser needs them
     params = _params(body, model, names, budget, constraint, **more)
     batch = _batch(body, model, [(tuple(ids), params)], client_names=names, answer=answer)
-    ends = model.chat_template.stop if model.chat_template else ()
+    ends = () if body.ignore_eos or model.chat_template is None else model.chat_template.stop
     return replace(batch, prompts=[replace(each, ends=ends) for each in batch.prompts])
 
 
