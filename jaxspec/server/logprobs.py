@@ -49,15 +49,18 @@ def completion_logprobs(
     )
 
 
-def prompt_offsets(model: ServedModel, token_ids: Sequence[int], echo: str, *, skip_special_tokens: bool = True) -> list[int]:
-    """Where in `echo`, the prompt as the client wrote it or as it was decoded, the text of each token begins. The client's may hold
-    special tokens, whether they are skipped or not; those that the tokenizer has put before it have no text there."""
+def prompt_offsets(
+    model: ServedModel, token_ids: Sequence[int], written: str | None, *, skip_special_tokens: bool = True
+) -> list[int]:
+    """Where in the echoed prompt the text of each token begins. `written`: the prompt as the client wrote it, which may hold
+    special tokens, whether they are skipped or not; those that the tokenizer has put before it have no text there. None: token
+    ids, whose text is the echo."""
     assert model.tokenizer is not None
-    places = _places(str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)), echo)
+    places = None if written is None else _places(str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)), written)
     detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and places is None, with_offsets=True)
     detokenizer.add(token_ids)
     if places is None:
-        return [min(offset, len(echo)) for offset in detokenizer.offsets]
+        return [min(offset, len(written or detokenizer.text)) for offset in detokenizer.offsets]
     return [places[min(offset, len(places) - 1)] for offset in detokenizer.offsets]
 
 

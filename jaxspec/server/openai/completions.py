@@ -26,10 +26,9 @@ class CompletionBuilder(OpenAIBuilder):
     def choice(self, index: int, output: GenerationOutput) -> Choice:
         echo = self._echo(index)
         logprobs = None if output.logprobs is None else self._logprobs(output, len(echo))
-        if logprobs is not None and output.prompt_logprobs is not None:
-            asked = self._batch.prompt_of(index)
-            special = asked.params.skip_special_tokens
-            offsets = prompt_offsets(self._model, asked.prompt, echo, skip_special_tokens=special)
+        if logprobs is not None and output.prompt_logprobs is not None and self._batch.echo is not None:
+            asked, written = self._batch.prompt_of(index), self._batch.echo[index // self._batch.n]
+            offsets = prompt_offsets(self._model, asked.prompt, written, skip_special_tokens=asked.params.skip_special_tokens)
             logprobs = join(completion_logprobs(self._model, asked.prompt, output.prompt_logprobs, offsets), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 
