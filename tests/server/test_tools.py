@@ -306,6 +306,9 @@ def test_calls_are_not_lost_in_a_template_for_answers_without_tools():
     with served(tokenizer=tokenizer, template=None, tool_format=TOOL_FORMATS["hermes"]) as own:
         assert "weather" in prompt_of(own, turns, tools=[TOOL])
         assert "does not write calls" in refusal(own.post(CHAT, messages=turns), 400)["message"]
+        turns[1] = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+        error = refusal(own.post(MESSAGES, messages=turns, system="Be kind.", max_tokens=9), 400)
+        assert error["message"] == "messages: the model's chat template does not write calls"
 
 
 def test_a_template_without_tools_gets_instructions():

@@ -17,6 +17,7 @@ from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
 from jaxspec.server.tools import Function, FunctionName, NamedTool, Tool
 
 CLIENT_NAMES = {
+    "messages": "messages",  # as a whole: a chat has others, such as the system's
     "stop": "stop_sequences",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
