@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import llguidance
 
+from jaxspec.grammar.corrections import OF_MANY, OF_NAMES, OF_ONE, corrected
 from jaxspec.grammar.ebnf import as_lark
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -23,10 +24,6 @@ SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guid
 ONE_SPACE = re.compile(r'"item_separator": ", "|"key_separator": ": "')  # these are none
 BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
 COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
-OF_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
-OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
-OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
-"""Keywords whose values are a schema, schemas by name, and a list of schemas."""
 
 
 class VocabularySource(NamedTuple):
@@ -103,7 +100,8 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
     text, asked = json.dumps(schema), schema.get("x-guidance")
     is_fixed = isinstance(asked, Mapping) and asked.get("whitespace_flexible") is False  # a pattern would make it flexible
-    made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={} if is_fixed else {"whitespace_pattern": WHITESPACE})
+    space = None if is_fixed else WHITESPACE
+    made = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(corrected(schema)), defaults={"whitespace_pattern": space})
     return _unforced(made) if may_run_on("json_schema", text) else made
 
 

@@ -39,6 +39,8 @@ KEYWORDS = {
     "minLength, maxLength": of("日本", "x", type="string", minLength=2, maxLength=3),
     "pattern": of("a-1", "1", type="string", pattern="^[a-z]-[0-9]$"),
     "pattern, not anchored": of("xxaby", "ba", type="string", pattern="ab"),
+    "pattern, all characters but some": of("[a-", '[a"', type="string", pattern=r'^\[[^-"][^]"\\]$'),
+    "pattern, control characters": of("\1\v\2", "\2", type="string", pattern=r"^\x01\v\u0002$"),
     "minimum, maximum": of(-3, 8, type="integer", minimum=-3, maximum=7),
     "minimum, of numbers": of(2.25, 2, type="number", minimum=2.25, maximum=2.75),
     "exclusiveMinimum, exclusiveMaximum": of(1, 0, type="integer", exclusiveMinimum=0, exclusiveMaximum=5),
@@ -64,6 +66,7 @@ KEYWORDS = {
     "patternProperties": of(
         {"xa": 1}, {"xa": "x"}, type="object", patternProperties={"^x[ab]$": WHOLE}, additionalProperties=False
     ),
+    "patternProperties, all but one": of({"a": 1}, {'"': 1}, patternProperties={'^[^"]$': {}}, additionalProperties=False),
     "patternProperties and properties": of({"a": "t", "x1": 1}, {"x1": "t"}, **fields(a=TEXT), patternProperties={"^x": WHOLE}),
     "propertyNames": of({"ab": 1}, {"b": 1}, type="object", propertyNames={"pattern": "^a"}),
     "minProperties, maxProperties": of({"a": 1}, {}, type="object", additionalProperties=WHOLE, minProperties=1, maxProperties=2),
