@@ -1,6 +1,9 @@
 """JSON schemas for which llguidance does what the given ones say, where it does something else."""
 
+import json
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 OF_ONE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
@@ -8,11 +11,13 @@ OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 """Keywords whose values are a schema, schemas by name, and a list of schemas."""
 
+LARGEST = 2**63 - 1024  # llguidance computes with doubles and 64-bit integers: this is the last that is both
+BOUNDS = (("minimum", "exclusiveMinimum", max, 1), ("maximum", "exclusiveMaximum", min, -1))
 OTHERS = re.compile(r"\\.|\[\^(\]|-*)", re.DOTALL)  # where the set of all characters but some begins; what is escaped does not
 
 
 def corrected(schema: Any) -> Any:
-    """A schema, or a list of them, for which llguidance does what the given one says."""
+    """A schema, or a list of them, for which llguidance does what the given one says. Raises ValueError if there is none."""
     if isinstance(schema, list):
         return list(map(corrected, schema))
     if not isinstance(schema, dict):
@@ -24,10 +29,36 @@ def corrected(schema: Any) -> Any:
             made[name] = {key(of): corrected(part) for of, part in parts.items()}
     if isinstance(pattern := schema.get("pattern"), str):
         made["pattern"] = _without_null(pattern)
-    return made
+    json.loads(json.dumps([schema.get("const"), schema.get("enum")]), parse_int=_exact)
+    return made | _bounds(schema)
 
 
 def _without_null(pattern: str) -> str:
     """The pattern with U+0000 in none of its negated sets: where a set has all control characters, llguidance adds quotes and
     backslashes to it."""
     return OTHERS.sub(lambda found: found[0] if found[0][0] == "\\" else rf"{found[0]}[\x00]", pattern)
+
+
+def _exact(digits: str) -> int:
+    if abs(number := int(digits)) > LARGEST or float(number) != number:
+        raise ValueError(f"{digits[:40]} in const or enum can't be followed, as it would be rounded: let it be a string")
+    return number
+
+
+def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
+    """The bounds of numbers: next to those that no double is, inside; and beside an excluded whole number of which only fractions
+    fit, as llguidance takes it in."""
+    made = {}
+    for *names, inner, way in BOUNDS:
+        for name in names:
+            at = schema.get(name)
+            if isinstance(at, int | float) and not isinstance(at, bool) and abs(at := inner(at, -way * LARGEST)) <= LARGEST:
+                if (near := float(at)) != at:
+                    at = int(near if inner(near, at) == near else math.nextafter(near, way * math.inf))
+                made[name] = at
+    for (included, excluded, inner, way), (*opposite, _, _) in zip(BOUNDS, BOUNDS[::-1], strict=True):
+        at = made.get(included if schema.get(excluded) is True else excluded, 0.5)
+        if at % 1 == 0 and any(abs(made.get(name, math.inf) - at) < 1 for name in opposite):
+            beside = at + way * (abs(at) * 1e-12 or 1e-30)
+            made[included] = inner(beside, made.get(included, beside))
+    return made

@@ -35,6 +35,8 @@ KEYWORDS = {
     "enum, unicode": of("日本 é 😀", "e", enum=["日本 é 😀", '"\\/\n\t\u0000', ""]),
     "enum, values of all types": of({"a": [1, None]}, {"a": [1]}, enum=[{"a": [1, None]}, [], False, 0.5]),
     "const": of([1, {"a": "é"}], [1], const=[1, {"a": "é"}]),
+    "const, of 64 bits": of([2**53 + 2], [2**53 + 1], const=[2**53 + 2]),
+    "const, rounded": of(2**53 + 1, NOTHING, const=2**53 + 1),
     "const, 1.0 and true": of(True, 1, const=True),
     "minLength, maxLength": of("日本", "x", type="string", minLength=2, maxLength=3),
     "pattern": of("a-1", "1", type="string", pattern="^[a-z]-[0-9]$"),
@@ -43,6 +45,9 @@ KEYWORDS = {
     "pattern, control characters": of("\1\v\2", "\2", type="string", pattern=r"^\x01\v\u0002$"),
     "minimum, maximum": of(-3, 8, type="integer", minimum=-3, maximum=7),
     "minimum, of numbers": of(2.25, 2, type="number", minimum=2.25, maximum=2.75),
+    "minimum, maximum, of 64 bits": of(2**53 + 2, 2**53 + 4, type="integer", minimum=2**53 + 1, maximum=2**53 + 3),
+    "minimum, maximum, all of 64 bits": of(-(2**62), -(2**63), type="integer", minimum=-(2**63), maximum=2**63 - 1),
+    "exclusiveMinimum, exclusiveMaximum, of fractions": of(0.25, 0, type="number", exclusiveMinimum=0, maximum=0.5),
     "exclusiveMinimum, exclusiveMaximum": of(1, 0, type="integer", exclusiveMinimum=0, exclusiveMaximum=5),
     "multipleOf": of(14, 15, type="integer", multipleOf=7, minimum=0, maximum=99),
     "multipleOf, of numbers": of(0.25, 0.3, type="number", multipleOf=0.25, minimum=0, maximum=9),
@@ -228,6 +233,7 @@ PROGRAMS = {
 """In the shapes of the sources of JSONSchemaBench and of what programs generate."""
 
 REFUSED = {
+    "const, rounded": "9007199254740993 in const or enum",
     "contains": "contains",
     "minContains, maxContains": "minContains",
     "uniqueItems": "uniqueItems",
