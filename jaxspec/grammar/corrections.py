@@ -13,6 +13,10 @@ OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 LARGEST = 2**63 - 1024  # llguidance computes with doubles and 64-bit integers: this is the last that is both
 BOUNDS = (("minimum", "exclusiveMinimum", max, 1), ("maximum", "exclusiveMaximum", min, -1))
+LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+DAY = f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{LEAP_YEAR}-02-29)"
+REAL = {"date": DAY, "date-time": f"{DAY}.*[tT].{{6}}[0-5]", "time": "^.{6}[0-5]"}
+"""Patterns of formats in which llguidance has 29 days in each February, and 61 seconds in each minute."""
 OTHERS = re.compile(r"\\.|\[\^(\]|-*)", re.DOTALL)  # where the set of all characters but some begins; what is escaped does not
 
 
@@ -29,6 +33,9 @@ def corrected(schema: Any) -> Any:
             made[name] = {key(of): corrected(part) for of, part in parts.items()}
     if isinstance(pattern := schema.get("pattern"), str):
         made["pattern"] = _without_null(pattern)
+    real, others = REAL.get(str(schema.get("format"))), made.get("allOf", [])
+    if real is not None and isinstance(others, list):
+        made["allOf"] = [*others, {"pattern": real}]
     json.loads(json.dumps([schema.get("const"), schema.get("enum")]), parse_int=_exact)
     return made | _bounds(schema)
 
