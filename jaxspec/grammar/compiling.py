@@ -24,6 +24,10 @@ SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guid
 ONE_SPACE = re.compile(r'"item_separator": ", "|"key_separator": ": "')  # these are none
 BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
 COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
+ESCAPES = r"\"bfnrt"
+"""Without \\uXXXX, by which a name that a schema describes could be written as another one."""
+CONTROL = re.compile(r"\\(u00[017]|u\{|x[017{]|[av])")
+"""What a schema's text has where it may ask for a character that can be written so only."""
 
 
 class VocabularySource(NamedTuple):
@@ -100,8 +104,10 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
     text, asked = json.dumps(schema), schema.get("x-guidance")
     is_fixed = isinstance(asked, Mapping) and asked.get("whitespace_flexible") is False  # a pattern would make it flexible
-    space = None if is_fixed else WHITESPACE
-    made = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(corrected(schema)), defaults={"whitespace_pattern": space})
+    space, escapes = None if is_fixed else WHITESPACE, None if CONTROL.search(text) else ESCAPES
+    made = llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(corrected(schema)), defaults={"whitespace_pattern": space, "json_allowed_escapes": escapes}
+    )
     return _unforced(made) if may_run_on("json_schema", text) else made
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.vocabulary import holds
 from jaxspec.testing import TinyTokenizer
-from tests.grammar.keywords import KEYWORDS, NOTHING, PROGRAMS, REFUSED, Keyword
+from tests.grammar.keywords import KEYWORDS, NOTHING, PROGRAMS, REFUSED, WHOLE, Keyword, fields
 from tests.grammar.test_matcher import END, NO_BANS
 
 
@@ -20,10 +20,10 @@ def grammars():
     made.close()
 
 
-def allows(grammars: Grammars, schema: Any, value: Any) -> bool:
+def allows(grammars: Grammars, schema: Any, value: Any, *, ensure_ascii: bool = False) -> bool:
     """Whether the value may be written, and the text may end with it."""
     walker = grammars.matcher(("json_schema", json.dumps(schema)), NO_BANS)
-    text = json.dumps(value, ensure_ascii=False).encode()
+    text = json.dumps(value, ensure_ascii=ensure_ascii).encode()
     for index, byte in enumerate(text):
         if not holds(walker.step.words, byte):
             return False
@@ -39,6 +39,11 @@ def test_what_a_schema_says_is_followed(grammars, name):
         assert allows(grammars, each.schema, each.valid)
         assert validator(each.schema).is_valid(each.valid), "the table is right"
     assert each.invalid is NOTHING or not allows(grammars, each.schema, each.invalid)
+
+
+def test_a_name_is_written_in_one_way(grammars):
+    """With escapes it would be another one, which may have any value."""
+    assert not allows(grammars, fields(é=WHOLE), {"é": None}, ensure_ascii=True)
 
 
 def validator(schema: Any) -> jsonschema.protocols.Validator:
