@@ -3,7 +3,7 @@
 Checkpoints store projections as [out, in] and q, k, v (gate, up) apart; the modules hold [in, out], fused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -150,11 +150,15 @@ class CacheScale(NamedTuple):
 
     name: str
     kv_heads: int
+    zeros: tuple[str, ...] = ()
+    """The zero point beside it, which llm-compressor writes for symmetric caches too: it must be 0."""
 
     def needed(self) -> dict[str, Needed]:
-        return {self.name: Needed((1,), or_shapes=((), (self.kv_heads,)))}
+        return dict.fromkeys([self.name, *self.zeros], Needed((1,), or_shapes=((), (self.kv_heads,), (self.kv_heads, 1, 1))))
 
     def join(self, read: ReadTensor) -> np.ndarray:
+        if any(read(zero).any() for zero in self.zeros):
+            raise ValueError(f"tensor {self.zeros[0]!r} must be 0: asymmetric caches are not supported")
         scale = np.ravel(read(self.name)).astype(np.float32)
         if not (np.isfinite(scale) & (scale > 0)).all():
             raise ValueError(f"tensor {self.name!r} must be above 0, got {scale.min():g}: it was not calibrated")
@@ -202,14 +206,14 @@ def decoder_layer(
     *,
     input_size: int | None = None,
     input_norm: str | None = "input_layernorm",
-    cache_scales: tuple[str, str] = CACHE_SCALES[0],
+    names: Collection[str] = (),
 ) -> Layout:
     """A decoder layer's layout; the names of its tensors begin with `prefix`.
 
     Args:
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
-        cache_scales: one of CACHE_SCALES, if config.kv_scales.
+        names: the tensors of the files, which tell how the cache's scales are called there, if config.kv_scales.
     """
     size, head_dim = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -229,8 +233,10 @@ def decoder_layer(
         layout |= nested("self_attn", "q_norm", layout=norm(attention + "q_norm", head_dim))
         layout |= nested("self_attn", "k_norm", layout=norm(attention + "k_norm", head_dim))
     if config.kv_scales:
-        for key, name in zip(("k_scale", "v_scale"), cache_scales, strict=True):
-            layout["self_attn", key] = CacheScale(attention + name, config.num_kv_heads)
+        scales = next((pair for pair in CACHE_SCALES if attention + pair[0] in names), CACHE_SCALES[0])
+        for key, name in zip(("k_scale", "v_scale"), scales, strict=True):
+            zeros = {attention + name.replace("scale", "zero_point")}.intersection(names)
+            layout["self_attn", key] = CacheScale(attention + name, config.num_kv_heads, tuple(zeros))
     return layout
 
 

@@ -45,25 +45,24 @@ def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]
     model = target_config(config)
     if model.num_layers > len(names):
         raise ValueError(f"config.json: num_hidden_layers is {model.num_layers}, but the files have {len(names)} tensors")
-    scales = next((pair for pair in CACHE_SCALES if f"model.layers.0.self_attn.{pair[0]}" in names), None)
-    model = replace(model, kv_scales=scales is not None)
-    ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(model.num_layers)}  # old Llama 2 files
+    model = replace(model, kv_scales=any(f"model.layers.0.self_attn.{scale}" in names for scale, _ in CACHE_SCALES))
+    idle = ("rotary_emb.inv_freq", "q_scale", "q_zero_point")  # of old Llama 2 files, and of quantised queries
+    ignored = {f"model.layers.{i}.self_attn.{name}" for i in range(model.num_layers) for name in idle}
     ignored |= {name for name in names if is_mtp_tensor(name)}  # part of the draft head's plan
     if model.tie_word_embeddings:
         ignored.add("lm_head.weight")
-    layout = target_layout(model, scales or CACHE_SCALES[0])
-    return TensorPlan(f"Hugging Face, {config['model_type']}", model, layout, frozenset(ignored))
+    return TensorPlan(f"Hugging Face, {config['model_type']}", model, target_layout(model, names), frozenset(ignored))
 
 
-def target_layout(config: ModelConfig, cache_scales: tuple[str, str] = CACHE_SCALES[0]) -> Layout:
-    """Hugging Face's names."""
+def target_layout(config: ModelConfig, names: Collection[str] = ()) -> Layout:
+    """Hugging Face's names. `names`: as of `decoder_layer`."""
     size = config.hidden_size
     layout: Layout = {
         ("embed_tokens",): table("model.embed_tokens.weight", config.vocab_size, size),
         **nested("norm", layout=norm("model.norm", size)),
     }
     for index in range(config.num_layers):
-        layout |= nested("layers", index, layout=decoder_layer(f"model.layers.{index}.", config, cache_scales=cache_scales))
+        layout |= nested("layers", index, layout=decoder_layer(f"model.layers.{index}.", config, names=names))
     if not config.tie_word_embeddings:
         layout |= nested("lm_head", layout=linear(size, ("lm_head", config.vocab_size)))
     return layout

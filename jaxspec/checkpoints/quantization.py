@@ -39,8 +39,6 @@ SUPPORTED = (
 )
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "weight_shape", "g_idx", "input_scale_ub")
 """Tensors that a quantised projection may have and that are not needed: of activations, or what is known anyway."""
-
-
 MARKS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 """How the names of tensors end that only quantised projections have."""
 
@@ -174,26 +172,26 @@ def _compressed_tensors(settings: dict[str, Any]) -> Scheme | None:
     if settings.get("transform_config"):  # rotations of weights and activations
         raise unsupported("a transform_config")
     groups = settings.get("config_groups")
-    if groups == {}:  # only the cache is quantised
-        return None
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise unsupported("no config_groups")
+    _say_if_activations(any(group.get("input_activations") for group in groups.values()))
+    groups = {name: group for name, group in groups.items() if group.get("weights") is not None}
+    if not groups:  # only the cache or the attention is quantised
+        return None
     weights = [WEIGHTS.clean("config.json: quantization_config: weights", group.get("weights")) for group in groups.values()]
     if any(each != weights[0] for each in weights):
         raise unsupported("several kinds of weights")
     form, each = settings.get("format") or next(iter(groups.values())).get("format"), weights[0]
     bits, kind = each.get("num_bits"), each.get("type")
     strategy = each.get("strategy") or {None: "tensor", -1: "channel"}.get(each.get("group_size"), "group")  # as the library
-    _say_if_activations(any(group.get("input_activations") for group in groups.values()))
     lists = (TARGETS.clean("config.json: quantization_config: targets", group.get("targets") or [ALL]) for group in groups.values())
     common = f"compressed-tensors {form}", tuple(settings.get("ignore") or ()), tuple(chain(*lists))
     if form in ("float-quantized", "int-quantized", "naive-quantized") and bits == 8 and kind in ("float", "int"):
         if strategy not in ("tensor", "channel", "block") or each.get("symmetric") is False:
             raise unsupported(f"{form} weights with strategy {short(strategy)}, symmetric {each.get('symmetric', True)}")
-        if strategy == "block" and (each.get("block_structure") or [BLOCK, BLOCK]) != [BLOCK, BLOCK]:
-            raise unsupported(f"blocks of {each['block_structure']}")
-        if strategy == "block" and kind == "int":
-            raise unsupported("blocks of int8")
+        blocks = each.get("block_structure") or [BLOCK, BLOCK]
+        if strategy == "block" and (kind, blocks) != ("float", [BLOCK, BLOCK]):
+            raise unsupported(f"blocks of {blocks}, type {kind}")
         return EightBits(*common, kind="fp8" if kind == "float" else "int8", strategy=strategy)
     if form == "pack-quantized" and bits == 4 and kind == "int":
         if strategy not in ("group", "channel") or each.get("actorder") == "group":

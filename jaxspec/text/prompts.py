@@ -11,8 +11,6 @@ from jaxspec.text.tokenizer import Tokenizer
 type Prompt = str | Sequence[int]
 type Conversation = Sequence[Mapping[str, Any]]
 """Messages such as {"role": "user", "content": "Hello"}."""
-
-
 BYTES = (bytes, bytearray, memoryview)
 """Sequences of whole numbers, which are no token ids."""
 

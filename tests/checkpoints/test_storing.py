@@ -25,8 +25,6 @@ from tests.sets import exhaustive
 
 Kind = gguf.GGMLQuantizationType
 BIASES = {"qkv_bias": True}
-
-
 IN_A_BATCH = ((TreeShape(1, 2, 3), 3),)
 EVERY = ((PLAIN, 2), (TreeShape(3, 2, 5), 1), (TreeShape(3, 2, 5), 3))
 """Trees, and how many requests run together."""
