@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxspec.checkpoints.json_files import INDEXES, MAX_JSON_BYTES, weight_map
+from jaxspec.checkpoints.json_files import INDEXES, MAX_JSON_BYTES, TEMPLATES, weight_map
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -22,7 +22,8 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 FILE_IN_REPOSITORY = re.compile(rf"({REPOSITORY.pattern})/([\w][\w.+-]{{0,200}}\.(?:pt|json|npy|safetensors|gguf))")
 SMALL_FILES = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
-    r"params|model\.safetensors\.index|pytorch_model\.bin\.index)\.json|chat_template\.jinja|merges\.txt|tokenizer\.model"
+    r"params|model\.safetensors\.index|pytorch_model\.bin\.index)\.json|chat_template\.jinja|merges\.txt|tokenizer\.model|"
+    rf"{TEMPLATES}/[\w][\w.-]{{0,200}}\.jinja"
 )
 """What is downloaded first. Weights follow, so that a folder with weights is whole."""
 SAFETENSORS = re.compile(r"(?!consolidated)[\w][\w.-]{0,200}\.safetensors")

@@ -11,6 +11,7 @@ import pytest
 
 import convert.__main__ as convert
 from jaxspec.checkpoints.hub import HubOptions, is_hub_name, local_path
+from jaxspec.checkpoints.json_files import TEMPLATES
 from jaxspec.config import EngineConfig
 from jaxspec.defaults import model_directory
 from jaxspec.load import find_files
@@ -37,6 +38,8 @@ def uploads(tmp_path_factory):
         "original/config.json": b"{}",
         "training_args.bin": b"a pickle",
         "generation_config.json": b"{}",
+        f"{TEMPLATES}/tool_use.jinja": b"{{ tools }}",
+        f"{TEMPLATES}/code.py": b"not needed",
     }
     for name, content in extra.items():
         (root / "target" / name).parent.mkdir(exist_ok=True)
@@ -62,7 +65,8 @@ def options(tmp_path):
 
 def test_configs_and_weights_are_fetched_and_nothing_else(hub: Hub, options):
     folder = local_path(TARGET, options)
-    assert {path.name for path in folder.rglob("*")} == {"config.json", "generation_config.json", "model.safetensors"}
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"config.json", "generation_config.json", "model.safetensors", f"{TEMPLATES}/tool_use.jinja"}
     served = len(hub.served)
     assert local_path(TARGET, options) == folder and len(hub.served) == served, "the cache is used without asking the Hub"
 
@@ -211,12 +215,12 @@ def test_what_is_not_there_is_one_line(hub: Hub, options, name, revision, messag
 
 def test_a_hostile_repository_leaves_nothing(hub: Hub, options, tmp_path):
     """Paths that lead elsewhere, code and pickles: none of them is written anywhere."""
-    paths = ("../../../escaped.json", "/escaped.json", "tokenizer.json/../../escaped.json", "..\\model.safetensors")
-    hostile = dict.fromkeys(paths, b"x")
+    paths = "../../../escaped.json /escaped.json tokenizer.json/../../escaped.json ..\\model.safetensors"
+    hostile = dict.fromkeys([*paths.split(), f"{TEMPLATES}/../../escaped.jinja"], b"x")
     hub.repositories[TARGET] |= hostile | {"tokenizer.py": b"x", "weights.pkl": b"x", "model.safetensors.py": b"x"}
     local_path(TARGET, options)
     written = {path.name for path in tmp_path.rglob("*") if path.is_symlink() or path.parent.name == BRANCH}
-    assert written == {"config.json", "generation_config.json", "model.safetensors"}
+    assert written == {"config.json", "generation_config.json", "model.safetensors", "tool_use.jinja"}
     assert not list(tmp_path.parent.rglob("escaped*")) and not list(tmp_path.rglob("*escaped*"))
 
 
