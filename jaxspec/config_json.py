@@ -101,8 +101,8 @@ def refuse(config: dict, only: dict) -> None:
 
 
 def refuse_cache_scheme(scheme: Any) -> None:
-    """Raises ValueError, naming the value, unless a kv_cache_scheme of compressed-tensors has scales that we read."""
-    found = {} if scheme is None else Fields({}).clean("config.json: kv_cache_scheme", scheme)
+    """Raises ValueError, naming the value, unless a kv_cache_scheme, compressed-tensors' or "static", has scales that we read."""
+    found = {} if scheme in (None, "static") else Fields({}).clean("config.json: kv_cache_scheme", scheme)
     for name, supported in _CACHE_SCHEME.items():
         if found.get(name, supported[0]) not in supported:
             known = " or ".join(map(repr, supported))

@@ -144,7 +144,9 @@ FORMATS: dict[str, tuple[dict[str, Any], Layout]] = {
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
         eight_bits("fp8", "block", "weight_scale_inv"),
     ),
-    "FP8, tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, eight_bits("fp8", "tensor")),
+    "FP8, tensor": (
+        {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}, eight_bits("fp8", "tensor"),
+    ),
     "fbgemm FP8": ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, eight_bits("fp8", "channel")),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, awq(64)),
     "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, gptq(128)),
