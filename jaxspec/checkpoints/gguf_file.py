@@ -180,7 +180,7 @@ def directory_of(file: Path) -> Path:
 def directory_for(file: Path) -> Path:
     """Where `directory_of` writes it. A higher number in the key leaves older versions' files alone."""
     state = file.stat()
-    key = hashlib.sha256(f"{INDEX} 3 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{INDEX} 4 {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     return cache_directory() / "models" / f"{file.stem}-{key}"
 
 

@@ -34,8 +34,9 @@ class Pieces(NamedTuple):
     """Text begins with a space."""
 
     def tokenizer(self, *, once: bool = False) -> "Tokenizer":
-        """Of all adjacent pieces that form a token, the pair whose token has the highest score is merged first. Text outside the
-        vocabulary becomes byte tokens. `once`: the prefix is not repeated behind special tokens."""
+        """Of all adjacent pieces that form a token, the pair whose token has the highest score is merged first. Runs of spaces, all
+        of one score, grow from the left. Text outside the vocabulary becomes byte tokens. `once`: the prefix is not repeated behind
+        special tokens."""
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
         if max(map(len, self.tokens)) > LONGEST_TOKEN:
@@ -46,7 +47,7 @@ class Pieces(NamedTuple):
         if len(set(pieces.values())) == 1:
             raise ValueError("all tokens have one score, so the order of merges is unknown: expected tokenizer.model's scores")
         splits = (
-            (-score, at, token[:at], token[at:])
+            (-score, -at, -len(token), token[:at], token[at:])
             for token, score in pieces.items()
             for at in range(1, len(token))
             if token[:at] in pieces and token[at:] in pieces

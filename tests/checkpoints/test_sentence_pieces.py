@@ -14,16 +14,18 @@ from jaxspec.text.tokenizer import load_tokenizer
 
 
 def pieces() -> Pieces:
-    """Trained on this file: <unk>, <s>, </s>, 256 bytes, what was merged in its order, and single characters."""
+    """Trained on this file: <unk>, <s>, </s>, 256 bytes, what was merged in its order, and single characters. Runs of spaces have
+    one score, the lowest, as in Llama 2."""
     trained = SentencePieceBPETokenizer()
     trained.train_from_iterator([Path(__file__).read_text()], vocab_size=900, show_progress=False)
     state = json.loads(trained.to_str())["model"]
-    merged = ["".join(merge) for merge in state["merges"]]
+    merged = [token for token in map("".join, state["merges"]) if token.strip("\u2581")]
     known = [*dict.fromkeys(merged), *(token for token in state["vocab"] if len(token) == 1)]
+    spaces = ["\u2581" * size for size in (2, 4, 8, 5, 16, 6, 12, 13, 10, 14, 3, 9, 7, 11)]
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return Pieces(
-        [*special, *known], [0.0] * 259 + [-float(rank) for rank in range(len(known))], [2, 3, 3] + [6] * 256 + [1] * len(known)
-    )
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(known))] + [-1e9] * len(spaces)
+    kinds = [2, 3, 3] + [6] * 256 + [1] * len(known + spaces)
+    return Pieces([*special, *known, *spaces], scores, kinds)
 
 
 def merged_one_by_one(text: str, pieces: Pieces) -> list[int]:
@@ -82,7 +84,7 @@ def test_vicuna_needs_no_tokenizer_json(tmp_path: Path, legacy: bool | None):
     (tmp_path / "tokenizer.model").write_bytes(written(vocabulary, *LLAMA))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(SETTINGS | {"legacy": legacy}))
     tokenizer = load_tokenizer(tmp_path)
-    for text in ("the  the\n\ntheme", "f\u00f6x \U0001f98a"):
+    for text in ("the  the\n\ntheme", "f\u00f6x \U0001f98a", *(f"a{' ' * size}the" for size in range(2, 40))):
         assert (found := tokenizer.encode(text)) == [1, *merged_one_by_one(text, vocabulary)]
         assert tokenizer.decode(found[1:]) == text
     word = merged_one_by_one("the", vocabulary)
