@@ -65,14 +65,15 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: dict, *, qkv_bias: bool = False, qk_norm: bool = False) -> "ModelConfig":
-        """From a parsed config.json. Biases and norms are not in it: the model family or the file tells.
+        """From a parsed config.json. The family or the file tells biases and norms, and `families.target_config` reads what ends a
+        text: in heads' configs it may be another model's.
 
         Raises:
             ValueError: an attribute is missing or has a value that is not supported; the message names it.
         """
         refuse_unsupported(config := checked(config))
         heads, hidden_size = require_size(config, "num_attention_heads"), require_size(config, "hidden_size")
-        eos, longest = config.get("eos_token_id"), require_size(config, "max_position_embeddings", default=2048)
+        longest = require_size(config, "max_position_embeddings", default=2048)
         if (chunks := config.get("dual_chunk_attention_config")) is not None:  # beyond one, attention is another one
             longest = min(longest, chunks.get("original_max_position_embeddings") or longest)
         return cls(
@@ -89,6 +90,5 @@ class ModelConfig:
             tie_word_embeddings=config.get("tie_word_embeddings") or False,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
             dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         )

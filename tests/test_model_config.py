@@ -3,14 +3,15 @@
 import pytest
 
 from jaxspec.model_config import ModelConfig
+from jaxspec.models.families import target_config
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
 
 
 def test_model_config_reads_both_generations_of_config_files():
-    old = ModelConfig.from_hf(LLAMA | {"rope_theta": 5e5, "torch_dtype": "bfloat16", "eos_token_id": [1, 2]})
-    rope = {"rope_type": "default", "rope_theta": 5e5}
-    new = ModelConfig.from_hf(LLAMA | {"rope_parameters": rope, "dtype": "bfloat16", "eos_token_id": [1, 2]})
+    both = LLAMA | {"model_type": "llama", "eos_token_id": [1, 2]}
+    old = target_config(both | {"rope_theta": 5e5, "torch_dtype": "bfloat16"})
+    new = target_config(both | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "dtype": "bfloat16"})
     assert old == new
     assert (old.head_dim, old.num_kv_heads, old.rope.theta, old.eos_token_ids, old.dtype) == (16, 4, 5e5, (1, 2), "bfloat16")
     assert ModelConfig.from_hf(LLAMA | {"head_dim": 48}).head_dim == 48

@@ -14,10 +14,6 @@ from jaxspec.config_json import MAX_LAYERS, MODEL, SIZE, TOKEN_ID, refuse, requi
 from jaxspec.model_config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 
-IN_PLACE = ("embed_tokens.weight", "lm_head.weight")
-"""DeepSpec writes copies of the target's, which it trained with and left as they were; SGLang does not read them either."""
-CONFIDENCE = "confidence_head."
-"""Predicts how far a chain will be accepted; trees have their scores for that."""
 BLOCK_SIZE = 16
 """Where a config has none, as in z-lab's code."""
 _SETTINGS = Fields(
@@ -77,8 +73,9 @@ def dspark_plan(config: dict, names: Collection[str], target: ModelConfig) -> Te
 
 
 def _unread(names: Collection[str]) -> frozenset[str]:
-    """Of DeepSpec's tensors."""
-    return frozenset({*IN_PLACE, *(name for name in names if name.startswith(CONFIDENCE))})
+    """Of DeepSpec's tensors: copies of the target's, and what predicts how far a chain will be accepted: trees have scores."""
+    confidence = (name for name in names if name.startswith("confidence_head."))
+    return frozenset({"embed_tokens.weight", "lm_head.weight", *confidence})
 
 
 def _settings(config: dict, projector: str) -> dict[str, Any]:

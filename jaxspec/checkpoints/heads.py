@@ -28,8 +28,6 @@ PACKAGE = str(Path(__file__).parents[1])
 """Warnings point at the first line outside of this package."""
 ROUNDING = 2.0**-24
 """Two copies of an embedding may differ by this: bfloat16 values too small for float16 are rounded to its smallest steps."""
-
-
 PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], TensorPlan]] = {
     "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan, "DFLASH": dflash_plan, "DSPARK": dspark_plan,
 }  # fmt: skip

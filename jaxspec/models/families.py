@@ -1,5 +1,6 @@
 """The target families, by the `model_type` of config.json. Importing this loads no JAX."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxspec.checks import short
@@ -42,4 +43,5 @@ def target_config(config: dict) -> ModelConfig:
         raise ValueError(
             f"config.json: sliding_window={short(config['sliding_window'])} is not supported for {name} (only None is)"
         )
-    return ModelConfig.from_hf(config, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
+    model, ends = ModelConfig.from_hf(config, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm), config.get("eos_token_id")
+    return replace(model, eos_token_ids=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,))

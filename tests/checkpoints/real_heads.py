@@ -14,10 +14,11 @@ VOCAB, HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM = 128, 32, 48, 4, 2, 8
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": HIDDEN,
     "intermediate_size": WIDE, "max_position_embeddings": 2048, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-    "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.28.1", "use_cache": True,
-    "vocab_size": VOCAB,
+    "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 151645, "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.28.1",
+    "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
+"""The end of texts is another model's, as in SpecForge's configs for DeepSeek-V3 and Ling."""
 
 
 class Head(NamedTuple):

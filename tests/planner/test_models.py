@@ -205,10 +205,10 @@ def test_a_converted_checkpoint_is_what_loading_makes_of_it(tmp_path):
 
 def test_what_is_no_head_for_this_target_is_refused(tmp_path):
     wide = eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}
-    small = eagle_llama3().config | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96}
+    whole = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96, "eos_token_id": 2}
     for head, message in (
         (wide, r"target_hidden_size \(or hidden_size\) is 64, the target's 32"),
-        (small, "the draft model's vocabulary has 96 tokens, the target's 128"),
+        (eagle_llama3().config | whole, "the draft model's vocabulary has 96 tokens, the target's 128"),
     ):
         with pytest.raises(ValueError, match=message):
             read_head(config_file(tmp_path / "config.json", head), tiny_config())
