@@ -69,15 +69,16 @@ class ProgramTable:
     def of(
         cls, config: EngineConfig, pages: int, own: Sequence[TreeShape], trees: Sequence[TreeShape], *, catches_up: bool
     ) -> "ProgramTable":
-        """In:  max_running_requests 20, prefill_chunk 256
+        """In:  max_running_requests 20, prefill_chunk 256 or more, pages for 256 tokens, which no sequence exceeds
         Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), prompts (8, 4, 2, 1)
         """
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
+        largest = min(config.prefill_chunk, pages * config.page_size)
         # Half a chunk: the share of one of two prompts.
-        chunks = sorted({max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)})
-        prompts = [min(config.prefill_chunk // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
+        chunks = sorted({max(1, largest // share) for share in (1, 2, 4, 16)})
+        prompts = [min(largest // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
         return cls(
             batches=tuple(sorted(batches)), chunks=tuple(chunks), prompts=tuple(prompts), pages=pages, own=tuple(own),
             trees=tuple(trees), catches_up=catches_up, lent=LENT if config.ngram_share else 0, own_first=not config.is_lossy,

@@ -36,8 +36,9 @@ tables = st.builds(
 )
 
 
-def test_the_sizes():
-    table = table_of(most=20)
+@pytest.mark.parametrize("chunk", [256, 8192])
+def test_the_sizes(chunk):
+    table = table_of(most=20, chunk=chunk, pages=16)
     assert table.batches == (1, 2, 3, 4, 6, 8, 12, 16, 20) and table.few_batches == (1, 2, 4, 8, 16, 20)
     assert table.chunks == (16, 64, 128, 256) and table.prompts == (8, 4, 2, 1)
 
