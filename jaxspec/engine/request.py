@@ -13,7 +13,7 @@ from jaxspec.engine.repeats import Repeats
 from jaxspec.engine.speculation import CycleCounts, Speculation, Verification
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
-from jaxspec.tree_shape import TreeLike, TreeShape
+from jaxspec.tree_shape import TreeLike, TreeShape, names_of
 
 if TYPE_CHECKING:
     from jaxspec.grammar.matcher import Matcher  # loads transformers
@@ -308,9 +308,7 @@ class Limits:
         """The tree that the request asks for. Raises ValueError if the engine has no such tree."""
         tree = None if asked.tree is None else TreeShape.of(asked.tree)
         if tree is not None and tree not in self.trees:
-            raise ValueError(
-                f"tree {tree} is not among those of this engine: {', '.join(map(str, self.trees))} (see request_trees)"
-            )
+            raise ValueError(f"tree {tree.name} is not among those of this engine: {names_of(self.trees)} (see request_trees)")
         return tree
 
     def check(self, asked: GenerationRequest) -> None:
