@@ -114,7 +114,7 @@ def test_impossible_combinations_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             LLM(model, **options)
-    with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
+    with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that can be drafted behind another: lower topk"):
         LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), TreeShape(1, 65, 9))
     with pytest.raises(ValueError, match="does not exist: give a directory"):
         LLM(tmp_path / "nothing")

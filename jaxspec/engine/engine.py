@@ -383,7 +383,7 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
             "both: leave it out, or give a draft head and ngram=True"
         )
     if (widest := max(tree.topk for tree in trees)) > traits.max_topk:
-        raise ValueError(f"topk={widest} is more than the {traits.max_topk} tokens that the head drafts among: lower topk")
+        raise ValueError(f"topk={widest} is more than the {traits.max_topk} tokens that can be drafted behind another: lower topk")
     of_heads, deepest = max(tree.head_steps or 0 for tree in trees), max(tree.num_steps for tree in trees)
     if traits.max_head_steps is not None and of_heads > traits.max_head_steps:
         raise ValueError(f"head_steps={of_heads} is more than the {traits.max_head_steps} tokens that a block drafts: lower it")

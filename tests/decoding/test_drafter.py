@@ -17,6 +17,7 @@ from jaxspec.decoding.drafter import (
     names_of_sets,
 )
 from jaxspec.decoding.head_drafter import HeadDrafter
+from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
@@ -36,10 +37,11 @@ def test_drafters_that_read_different_features_are_refused():
         Merged((HeadDrafter.of(random_head(TARGET.config)), HeadDrafter.of(random_eagle(TARGET.config))))
 
 
-@pytest.mark.parametrize("ngram", [False, True])
-def test_a_tree_that_is_wider_than_the_head_is_refused(ngram):
-    with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens that the head drafts among"):
-        tiny_engine(TREE, target=TARGET, head=random_head(TARGET.config, draft_vocab_size=1), ngram=ngram)
+@pytest.mark.parametrize("ngram", [False, True, None])
+def test_a_tree_that_is_wider_than_its_source_is_refused(ngram):
+    head = NgramDrafter() if ngram is None else random_head(TARGET.config, draft_vocab_size=16)
+    with pytest.raises(ValueError, match="topk=17 is more than the 16 tokens that can be drafted behind another: lower topk"):
+        tiny_engine(TreeShape(2, 17, 20), target=TARGET, head=head, ngram=bool(ngram))
 
 
 # Merging
