@@ -343,13 +343,11 @@ class _Work:
 
     def _refuse_all(self) -> None:
         """Refuses what is in the inbox."""
-        while True:
-            try:
+        with contextlib.suppress(Empty):
+            while True:
                 call = self._inbox.get_nowait()
-            except Empty:
-                return
-            if call is not None and call.result.set_running_or_notify_cancel():
-                call.result.set_exception(self._refusal())
+                if call is not None and call.result.set_running_or_notify_cancel():
+                    call.result.set_exception(self._refusal())
 
     def _end_all(self) -> None:
         """Ends every ticket with an error. A broken engine is not touched again; another one reads what it has launched."""
@@ -359,6 +357,7 @@ class _Work:
             with contextlib.suppress(Exception):  # of the device: nobody reads what it would say, but readers wait below
                 while self._engine.has_work:
                     self._engine.step()
+                self.stats = self._engine.stats()
         for ticket in tickets:
             error = self._refusal() if self._failure is None else EngineError(FAILED)
             error.__cause__ = self._failure

@@ -209,7 +209,7 @@ def test_after_closing_every_call_is_refused(engine):
     for each in threads:
         each.join(20)
     thread.close()
-    assert engine.aborted and not engine.has_work
+    assert engine.aborted and not engine.has_work and not thread.stats.running
     with pytest.raises(EngineClosed, match="it is closed"):
         list(stream)
     for call in (lambda: Stream(thread, 1), thread.check_open, thread.abort, lambda: thread.call(print)):
