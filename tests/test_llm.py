@@ -108,6 +108,7 @@ def test_impossible_combinations_are_refused(tmp_path):
         ({"speculative_draft_model_quantization": "int8"}, "^speculative_draft_model_quantization needs a draft head"),
         ({"draft": "ngram", "ngram": False}, "draft='ngram' and ngram=False contradict each other"),
         ({"adaptive": True}, "^adaptive needs a draft head"),
+        ({"ngram": True, "ngram_share": 1 << 30}, r"^ngram_share is 1073741824 MB, and \d+ MB of memory are available: lower it"),
         ({"draft_window_size": 8, "draft_sink_size": 4}, "^draft_window_size needs a draft head"),
         ({"accept_threshold_acc": 0.5}, "^accept_threshold_acc needs a draft head"),
         ({"row_cost": 0.1}, "^row_cost needs a draft head"),

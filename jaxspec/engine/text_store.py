@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxspec.decoding.ngram import NOTHING
 from jaxspec.engine.request import Request
+from jaxspec.host_memory import available_memory
 
 LENT = 256
 """Tokens that a request is lent at a time, with CONTEXT of them up to its own newest token."""
@@ -51,6 +52,9 @@ class TextStore:
     """
 
     def __init__(self, max_bytes: int):
+        """Raises ValueError if there is not so much memory."""
+        if max_bytes > (available := available_memory()):
+            raise ValueError(f"ngram_share is {max_bytes >> 20} MB, and {available >> 20} MB of memory are available: lower it")
         self.capacity = max(LEAST_TOKENS, max_bytes // BYTES_PER_TOKEN)
         self._bits = (self.capacity - 1).bit_length() - 1
         self._multipliers = {order: powers(order) for order in ORDERS}
