@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.options import FLAG_OF, OPTIONS, Parser, whole
+from jaxspec.commands.options import FLAG_OF, HEAD, OPTIONS, Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def in_flags(message: str) -> str:
     In:  "prefill_chunk must be at least 1, got 0: give ngram=True"
     Out: "--chunked-prefill-size must be at least 1, got 0: give --speculative-ngram"
     """
-    flags = FLAG_OF | {"draft": OPTIONS["speculative_draft_model_path"].flag, "token_map": OPTIONS["speculative_token_map"].flag}
+    of_heads = {name: OPTIONS[name].flag for name in HEAD}
+    flags = FLAG_OF | of_heads | {"draft": of_heads["speculative_draft_model_path"], "token_map": of_heads["speculative_token_map"]}
 
     def flag(found: re.Match[str]) -> str:
         verb, name, value = found.groups("")

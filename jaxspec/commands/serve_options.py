@@ -45,13 +45,16 @@ ALGORITHMS = {
 }
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
 NOT_YET = ("UNO",)
-_OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
-"""Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
+_WINDOWS = ("speculative_ngram_min_match_window_size", "speculative_ngram_max_match_window_size")
+_OF_DRAFTS = (
+    *("tree", *TREE, "speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization"),
+    *("speculative_ngram", "speculative_ngram_share", *_WINDOWS),
+)
+"""Options about the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
 _OF_HEADS = (*HEAD, *(name for name, needed in _NEEDING.items() if needed == "head"))
 _VLLMS = ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)
 """What --speculative-config says always, and _WINDOWS what it may say."""
-_WINDOWS = ("speculative_ngram_min_match_window_size", "speculative_ngram_max_match_window_size")
 _WANTING_DRAFTS = ("tree", *TREE, "speculative_ngram", "speculative_adaptive")
 _SAYING_THE_SAME = (
     (("tree",), TREE),
@@ -256,8 +259,8 @@ def _outdone(told: argparse.Namespace, both: argparse.Namespace) -> set[str]:
     """What does not count in a config file beside the options of the command line. `both`: what these and the file say."""
     outdone = {each for names, others in _SAYING_THE_SAME if any(vars(told)[name] is not None for name in names) for each in others}
     algorithm = algorithm_of(told.speculative_algorithm)
-    if algorithm == "NONE" or (told.tree is not None and not told.tree.num_steps):
-        outdone.update(("speculative_config", *_OF_DRAFTS, *_NEEDING))
+    if algorithm == "NONE" or told.tree == PLAIN or told.speculative_num_steps == 0:
+        outdone.update(("speculative_algorithm", "speculative_config", *_OF_DRAFTS, *_NEEDING))
     elif algorithm == NGRAM:
         outdone.update(_OF_HEADS)
     elif algorithm_of(both.speculative_algorithm) == "NONE" and any(vars(told)[name] for name in _WANTING_DRAFTS):

@@ -246,6 +246,7 @@ def test_the_value_of_an_unknown_option_is_not_repeated(refused):
         ),
         ("give one, ngram=True, or TreeShape(num_steps=0)", "give one, --speculative-ngram, or --tree plain"),
         ("adaptive_trees is for adaptive engines", "--speculative-adaptive-trees is for adaptive engines"),
+        ("speculative_draft_model_quantization needs a head", "--speculative-draft-model-quantization needs a head"),
     ],
 )
 def test_messages_of_the_engine_in_flags(message: str, flags: str):
@@ -469,11 +470,14 @@ def test_the_command_line_wins_also_in_other_words(tmp_path: Path, content: str,
 
 
 def test_a_command_line_without_speculation_wins_over_a_files_head(tmp_path: Path):
-    content = "speculative-adaptive-trees: 3/1/4\nspeculative-ngram: true\n"
-    for head in ("tree: 5/1/6\ndraft: x", "speculative-config: {method: eagle3, model: y}"):
-        for plain in ("--speculative-algorithm=NONE", "--tree=plain"):
+    content = "speculative-adaptive-trees: 3/1/4\nspeculative-ngram: true\nspeculative-ngram-share: 9\n"
+    content += "speculative-ngram-min-match-window-size: 2\nspeculative-draft-model-quantization: int8\n"
+    heads = ("tree: 5/1/6\ndraft: x", "speculative-config: {method: eagle3, model: y}", "speculative-algorithm: NGRAM")
+    for head in (*heads, "speculative-algorithm: NONE", "speculative-num-steps: 5\nspeculative-eagle-topk: 4"):
+        for plain in ("--speculative-algorithm=NONE", "--tree=plain", "--speculative-num-steps=0"):
             arguments = from_file(tmp_path, content + head, plain)
-            assert (arguments.tree, arguments.draft, arguments.engine.get("ngram")) == (TreeShape(num_steps=0), None, None)
+            assert (arguments.tree, arguments.draft, arguments.draft_quantization) == (TreeShape(num_steps=0), None, None)
+            assert arguments.engine == {"random_seed": None, "max_waiting_requests": 1024}
 
 
 def test_mappings_hold_what_yaml_says(tmp_path: Path):
