@@ -53,6 +53,8 @@ class BenchmarkParser(Parser):
         if options.out is None:
             folder = Path() if vars(options).get("model_path") is not None else self._folder
             options.out = folder / f"{self.name}{mode(options)}.jsonl"
+        if options.out.is_dir():
+            self.error(f"--out must be a file, and {options.out} is a directory")
         start = ["python", "-m", f"benchmarks.{self.name}"] if IN_CLONE else ["jaxspec", "bench", self.name]
         options.command = shlex.join([*start, *all_shortened(without_out(given))])
         options.load_average = os.getloadavg()[0]
@@ -133,12 +135,8 @@ def all_shortened(arguments: Sequence[str]) -> list[str]:
 
 def without_out(arguments: Sequence[str]) -> list[str]:
     """The arguments without --out and its file."""
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument != "--out" and not argument.startswith("--out="):
-            kept.append(argument)
-        skip = argument == "--out"
-    return kept
+    pairs = zip(("", *arguments), arguments, strict=False)
+    return [each for last, each in pairs if "--out" not in (last, each) and not each.startswith("--out=")]
 
 
 def show(path: Path) -> str:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from jaxspec.commands.options import tree, whole
+from jaxspec.commands.options import HEAD, tree, whole
 from jaxspec.commands.serve_options import ALGORITHMS, algorithm_of
 from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.tree_shape import PLAIN, TreeShape
@@ -35,10 +35,7 @@ from .speculative_tables import tables as tables
 from .sweep import Sweep
 from .tuning import acceptances, cycle_times, describe, dominated, grid, measure, shortlist, tournament, warm_up
 
-OF_THE_MODEL = (
-    *("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", "quantization"),
-    *("speculative_draft_model_quantization", "revision", "speculative_draft_model_revision", "download_dir", "tp_size"),
-)
+OF_THE_MODEL = ("model_path", *HEAD, "dtype", "quantization", "revision", "download_dir", "tp_size")
 """Options that the server needs besides the file."""
 GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
 """Options and their defaults, used unless --trees is given."""
@@ -130,10 +127,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = record.write("speculative", options, prompts, results)
     print("\n" + "\n\n".join([*tables(results).values(), notes(made)]) + "\n", flush=True)
     path = options.config_out or options.out.with_suffix(".yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(config_file(made))
-    models = "".join(f" --{name.replace('_', '-')} ..." for name in OF_THE_MODEL if vars(options)[name] not in (None, "auto"))
-    print(f"for the server: jaxspec serve{models} --config {show(path)}")
+    print(f"for the server: {server_command(options, results, path)}")
     return 0
+
+
+def server_command(options: argparse.Namespace, results: dict, config: Path) -> str:
+    """The command line for the choice. Plain decoding takes no option of a head."""
+    unused = HEAD if all(at["choice"] == "plain" for at in results["batches"]) else ()
+    given = [name for name in OF_THE_MODEL if vars(options)[name] not in (None, "auto") and name not in unused]
+    return " ".join(["jaxspec serve", *(f"--{name.replace('_', '-')} ..." for name in given), f"--config {show(config)}"])
 
 
 if __name__ == "__main__":

@@ -59,12 +59,8 @@ class Sweep:
     def compile(self, trees: Sequence[TreeShape], batches: Sequence[int]) -> None:
         """Compiles the cycles of these trees and of plain decoding at these batch sizes. Prefills compile in the untimed passes."""
         for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
-            needed = [
-                program
-                for program in engine.runner.table.all()
-                if isinstance(program, CycleProgram) and program.tree in specs and program.batch in batches
-            ]
-            engine.runner.programs.compile_all(needed, progress=True)
+            cycles = [each for each in engine.runner.table.all() if isinstance(each, CycleProgram) and each.batch in batches]
+            engine.runner.programs.compile_all([each for each in cycles if each.tree in specs], progress=True)
 
     @property
     def calibration(self) -> tuple[float, ...]:

@@ -39,6 +39,12 @@ def test_sizes_of_a_grid_are_refused_beside_trees(capsys):
     assert speculative.parse(["--steps", "5"]).steps == [5]
 
 
+def test_a_directory_for_results_is_refused_before_anything_is_measured(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        speculative.parse(["--out", str(tmp_path)])
+    assert "--out must be a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--dtype bfloat16", "--quantization int8", "--speculative-draft-model-quantization int8"])
 def test_precisions_of_peers_are_named_once(option, capsys):
     with pytest.raises(SystemExit):

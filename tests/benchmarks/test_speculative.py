@@ -140,6 +140,14 @@ def test_the_config_file_is_one_that_the_server_takes(tmp_path):
     assert parse_arguments(["--config", str(path)]).tree.num_steps == 0
 
 
+def test_the_server_gets_no_option_of_a_head_where_plain_decoding_is_the_fastest():
+    bits = ["--speculative-draft-model-quantization", "int8"]
+    options = speculative.parse(["--model-path", "m", "--draft", "d", *bits, "--tp-size", "2"])
+    for choice, of_head in (("plain", ""), ("3/1/4", f"--speculative-draft-model-path ... {bits[0]} ... ")):
+        told = speculative.server_command(options, results_of((1, choice, [timed(CHAIN, 1.5, 1.4)])), Path("a.yaml"))
+        assert told == f"jaxspec serve --model-path ... {of_head}--tp-size ... --config a.yaml"
+
+
 def test_what_is_quoted_was_measured_again():
     made = tables(results_of((4, "3/1/4", [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]), exhaustive=True))
     assert list(made) == ["best", "time", "batch 4"] and "1.37 (1.37..1.37)" in made["best"]
@@ -157,9 +165,9 @@ def test_it_says_that_virtual_devices_are_none(tp, devices, said):
 @pytest.fixture(scope="module")
 def tuned(tiny, tmp_path_factory) -> dict:
     """A whole run on a tiny model."""
-    out = tmp_path_factory.mktemp("tuned") / "out.jsonl"
+    out = tmp_path_factory.mktemp("tuned") / "new/out.jsonl"
     flags = ["--trees", "1/1/2", "2/2/4", "--batch-size", "1", "3", "--rounds", "2", "--max-tokens", "20", "--exhaustive"]
-    assert speculative.main([*tiny, *flags, "--out", str(out)]) == 0
+    assert speculative.main([*tiny, *flags, "--out", str(out), "--config-out", str(out.parent.with_name("other") / "a.yaml")]) == 0
     return {"out": out, "record": json.loads(out.read_text())}
 
 
@@ -206,7 +214,7 @@ def test_brute_force_has_results_of_its_own():
 
 @pytest.mark.exhaustive
 def test_a_run_writes_a_config_file(tuned):
-    parse_arguments(["--config", str(tuned["out"].with_suffix(".yaml"))])
+    parse_arguments(["--config", str(tuned["out"].parents[1] / "other/a.yaml")])
 
 
 def test_a_model_without_a_head_is_an_error(tiny, tmp_path):
