@@ -198,11 +198,14 @@ def check(options: argparse.Namespace) -> list[Comparison]:
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import Workbench
 
+    trees = [each for each in dict.fromkeys(options.trees or ()) if each != PLAIN]
+    if options.trees and not trees:
+        raise ValueError("--trees plain drafts nothing: give a tree that drafts, or leave --trees out")
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
     bench = Workbench.of(options, adaptive=False)  # else a CPU may choose plain decoding, which would be compared with itself
     bench.check_drafts()
     prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)
-    trees = options.trees or [bench.models.tree]
-    return compare_all(bench, encoded, trees, options.batch, ways, bench.context_for(encoded, options.max_tokens))
+    context = bench.context_for(encoded, options.max_tokens)
+    return compare_all(bench, encoded, trees or [bench.models.tree], options.batch, ways, context)

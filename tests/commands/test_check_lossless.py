@@ -76,6 +76,11 @@ def test_the_exit_status_says_so(monkeypatch, unequal, capsys):
     assert "NOT EQUAL" in capsys.readouterr().out
 
 
+def test_plain_decoding_alone_is_no_tree_to_compare(capsys):
+    assert main(["--trees", "plain", "--batch", "1"]) == 2
+    assert "--trees plain drafts nothing: give a tree that drafts" in capsys.readouterr().err
+
+
 def test_the_first_difference_of_each_prompt_is_found():
     [found] = differences([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]])
     assert found == Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
