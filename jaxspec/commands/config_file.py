@@ -1,6 +1,7 @@
 """Options from a file or a mapping, as arguments of a command line."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ MAX_BYTES = 64 * 1024
 """Largest config file."""
 JSON_VALUES = {"true": True, "false": False, "null": None, "~": None}
 """By their names in YAML, in small letters."""
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 NOT_IN_FILES = ("config", "help", "h")
 
 
@@ -81,8 +83,11 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
     if action.nargs == 0:
         if str(value).lower() not in ("true", "false"):
             raise ValueError(f"{where} must be true or false, got {value!r:.80}")
+        negated = f"--no-{name.removeprefix('--')}"
         if str(value).lower() == "true":
             yield name
+        elif negated in parser.by_name:  # vLLM's --enable-prefix-caching
+            yield negated
     elif isinstance(value, dict) and (name in JSON_FLAGS or (action.dest == "ignored" and action.nargs is None)):
         yield f"{name}={json.dumps({inner: _as_json(entry) for inner, entry in value.items()})}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
@@ -98,4 +103,4 @@ def _as_json(entry: Any) -> Any:
     """A number, truth value or null that a config file holds as text; other entries as they are."""
     if not isinstance(entry, str) or isinstance(entry, Quoted):
         return entry
-    return int(entry) if entry.isdecimal() else JSON_VALUES.get(entry.lower(), entry)
+    return json.loads(entry) if NUMBER.fullmatch(entry) else JSON_VALUES.get(entry.lower(), entry)

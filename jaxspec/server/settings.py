@@ -17,7 +17,7 @@ def origins(text: str) -> tuple[str, ...]:
     Out: ("https://chat.example", "http://localhost:3000")
     """
     try:
-        given = json.loads(text) if text.startswith("[") else text.split(",")
+        given = json.loads(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
     except ValueError:
         given = [text]
     for each in given:

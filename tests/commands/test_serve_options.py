@@ -404,6 +404,8 @@ speculative_num_steps: 3
 speculative_eagle_topk: 1
 disable-radix-cache: true
 speculative-adaptive: false
+async-scheduling: false
+allowed-origins: [https://a.example, app://b]
 speculative-request-trees: [0, 2/1/3]
 cuda-graph-bs: [1, 2]
 served-model-name: "yes"
@@ -431,7 +433,9 @@ def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
     assert (arguments.model, arguments.served_model_names) == ("some/model", ("yes",))
     assert arguments.engine == {
         "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024, "random_seed": None,
+        "overlap": False,
     }  # fmt: skip
+    assert arguments.settings.allowed_origins == ("https://a.example", "app://b")
     assert arguments.tree == TreeShape(3, 1)
     assert arguments.request_trees == (TreeShape(num_steps=0), TreeShape(2, 1, 3))
     assert arguments.settings.api_key == "0123"  # not the number 83 that YAML takes it for
@@ -487,6 +491,8 @@ def test_mappings_hold_what_yaml_says(tmp_path: Path):
     arguments = from_file(tmp_path, f"kv-events-config: {events}\nspeculative-config: {speculation}\n{ignored}")
     assert arguments.kv_events == KvEventsConfig(True, publisher="null", topic="5", hwm=7)
     assert arguments.algorithm == "NGRAM" and len(arguments.notes) == 2
+    of_suffix = "{method: suffix, suffix_decoding_min_token_prob: 0.25, suffix_decoding_max_spec_factor: 1e3}"
+    assert len(from_file(tmp_path, f"speculative-config: {of_suffix}").notes) == 2
 
 
 @pytest.mark.parametrize("null", ["null", "Null", "~"])
