@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jaxspec.checkpoints.hub import HubOptions, is_hub_name
 from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import OPTIONS, Parser, add_model_options, whole
+from jaxspec.commands.options import HEAD, OPTIONS, Parser, add_model_options, whole
 from jaxspec.config import EngineConfig
 from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.model_config import UNQUANTIZED
@@ -35,8 +35,6 @@ EXAMPLES = """examples:
   jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
   jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
 The exit status is 0 if it fits, 1 if not."""
-
-
 POWERS = tuple(2**power for power in range(7))
 """Numbers of GPUs that `Plan.smallest` may be."""
 FEWER_BITS = ("int8", "int4")
@@ -118,11 +116,11 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     draft = options.speculative_draft_model_path
     if draft == FROM_TEXT:
         raise ValueError("the times of drafts from the text are not known: give a head as --draft, or --tree plain")
-    if options.tree == PLAIN and (draft or options.speculative_token_map or hub.of_draft.revision):
-        raise ValueError("--tree plain drafts nothing: leave out --draft, its revision and --speculative-token-map")
     where = None if options.tree == PLAIN else draft_path(draft, path, hub, weights=False)
-    if where is None and options.speculative_token_map:
-        raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
+    given = (OPTIONS[name].flag for name in (*HEAD, "speculative_draft_kv_cache_dtype") if vars(options)[name] is not None)
+    if where is None and (flag := next(given, None)) is not None:
+        plain = f"--tree plain drafts nothing: leave out {flag}"
+        raise ValueError(plain if options.tree == PLAIN else f"{flag} needs a draft head: give --draft")
     quantization = quantizations(options, where)
     target = read_target(path, quantization.target)
     head = None if where is None else read_head(where, target, options.speculative_token_map, quantization.head)

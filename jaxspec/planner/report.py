@@ -94,6 +94,8 @@ def notes(plan: Plan) -> list[str]:
         lines.append(f"Some kernel spills registers to memory: {compiled.spills}")
     if plan.fits and memory.tokens < plan.longest:
         lines.append(f"The model's context is {plan.longest:,} tokens: serve with --context-length {memory.tokens} or less.")
+    if plan.context > plan.longest:
+        lines.append(f"The model was made for {plan.longest:,} tokens: text beyond that may be poor.")
     if plan.fits and plan.smallest is not None and models.tp > 1:
         lines.append(f"The fewest of these GPUs for this batch and context: --tp {plan.smallest}.")
     if models.tp > 1 and not Shares(models.target.config, models.tp).splits_heads:

@@ -115,6 +115,8 @@ def test_a_tree_that_is_deeper_than_a_block_is_refused(tmp_path, capsys):
 def test_a_context_below_the_models_is_told(flags, capsys):
     assert main([*flags, "--gpu", "l4", "--jax-memory-share", "0.95"]) == 0
     assert "The model's context is 131,072 tokens: serve with --context-length" in capsys.readouterr().out
+    assert main([*flags, "--context", "200000"]) == 0
+    assert "The model was made for 131,072 tokens: text beyond that may be poor" in capsys.readouterr().out
 
 
 def test_the_text_says_what_is_not_counted(flags, capsys):
@@ -173,7 +175,7 @@ def test_the_built_in_model_is_the_default(capsys):
         (["--gpu-memory", "inf"], "--gpu-memory must be a number between 0 and 1000000, got inf"),
         (["--mem-fraction-static", "1.5"], "--mem-fraction-static must be a number between 0 and 1, got 1.5"),
         (["--draft", "/nowhere"], "/nowhere"),
-        (["--tree", "plain"], "--tree plain drafts nothing: leave out --draft"),
+        (["--tree", "plain"], "--tree plain drafts nothing: leave out --speculative-draft-model-path"),
         (["--revision", "v2"], "config.json is on this machine: leave out the revision 'v2'"),
         (["--speculative-draft-model-revision", "v2"], "head.json is on this machine: leave out the revision 'v2'"),
     ],
@@ -182,6 +184,12 @@ def test_a_mistake_is_one_line(flags, more, said, capsys):
     assert main([*flags, *more]) == 2
     error = capsys.readouterr().err
     assert error.startswith("jaxspec plan: error: ") and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("tree", "said"), [([], "needs a draft head: give"), (["--tree", "plain"], "drafts nothing: leave out")])
+def test_options_of_a_head_need_one(flags, tree, said, capsys):
+    assert main([*flags[:3], "--speculative-draft-kv-cache-dtype", "fp8", *tree]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_no_device_is_touched(flags):
