@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from jaxspec.checks import short
-from jaxspec.commands.common import add_prompt_options, in_flags, listing, run_guarded, table
+from jaxspec.commands.common import add_prompt_options, in_flags, listing, load_prompts, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, add_tree_options, chosen_tree
 from jaxspec.defaults import NGRAM
 from jaxspec.sampling_params import SamplingParams
@@ -108,7 +108,6 @@ def check(options: argparse.Namespace) -> Report:
     if tree == PLAIN:
         raise ValueError("--tree plain drafts nothing: give another tree, or leave it out")
 
-    from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)

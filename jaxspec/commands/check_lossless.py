@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from jaxspec.commands.common import add_prompt_options, in_flags, run_guarded, table
+from jaxspec.commands.common import add_prompt_options, in_flags, load_prompts, run_guarded, table
 from jaxspec.commands.options import ENGINE, Parser, add_model_options, tree, whole
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.tree_shape import PLAIN, TreeShape
@@ -195,7 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Comparison]:
     """Loads and compares. Raises ValueError if there are no drafts, or if head, model and prompts do not fit."""
-    from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import Workbench
 
     trees = [each for each in dict.fromkeys(options.trees or ()) if each != PLAIN]

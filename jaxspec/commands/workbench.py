@@ -47,11 +47,9 @@ class Workbench:
         """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both, as the model was loaded; it
         compiles its programs in the first pass. Plain engines have neither. `more`: of EngineConfig."""
         loaded, source = self.models.config, self.models.head if tree.num_steps and head else None
-        config = EngineConfig(
-            max_running_requests=batch, context_length=context_length, tp_size=loaded.tp_size, kv_cache_dtype=loaded.kv_cache_dtype,
-            row_cost=loaded.row_cost,
-        )  # fmt: skip
-        config = replace(config, **{"ngram": loaded.ngram and tree != PLAIN, **more})
+        kept: dict[str, Any] = {name: vars(loaded)[name] for name in ("tp_size", "kv_cache_dtype", "row_cost")}
+        kept |= {"ngram": loaded.ngram and tree != PLAIN, **more}
+        config = EngineConfig(max_running_requests=batch, context_length=context_length, **kept)
         if tree.num_steps and source is None and not config.ngram:
             raise ValueError("a draft tree needs a draft head: give --draft")
         return Engine(self.models.target, source, self.models.tokenizer, tree, with_row_cost(config, self.models.target))

@@ -61,8 +61,6 @@ class Conversation(NamedTuple):
 
 
 type Message = dict[str, Any]
-
-
 type Writing[T] = Generator[GenerationRequest, GenerationOutput, T]
 """A generator that writes a conversation: it yields questions, is sent the target's outputs, and returns its result."""
 
