@@ -49,7 +49,9 @@ def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] =
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
-            return run()
+            status = run()
+            print(end="", flush=True)  # else the rest of the output would fail where nothing catches it
+            return status
         except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

@@ -194,7 +194,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m convert --inspect {TARGET} | true; exit ${{PIPESTATUS[0]}}"
+    command = f"PYTHONUNBUFFERED= {sys.executable} -m convert --inspect {TARGET} | true; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (141, "")
 
