@@ -38,16 +38,11 @@ def _interruptible(options: argparse.Namespace, prog: str) -> int:
 
 def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """Builds the parser; it loads no JAX, so --help is instant."""
-    from jaxspec.commands.options import OPTIONS
+    from jaxspec.commands.options import OPTIONS, Parser
     from jaxspec.model_config import DTYPES, QUANTIZATIONS
 
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Convert models and draft heads to checkpoints that load faster; inspect, verify and export them.",
-        epilog=EXAMPLES.replace("PROG", prog),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = "Convert models and draft heads to checkpoints that load faster; inspect, verify and export them."
+    parser = Parser(prog, about, EXAMPLES.replace("PROG", prog), usage=f"{prog} SOURCE OUTPUT [options]")
     parser.add_argument("source", type=Path, nargs="?", help="a model or a head: its name on the Hub, directory or file")
     parser.add_argument("output", type=Path, nargs="?", help="the new directory; it must not exist")
     OPTIONS["revision"].add_to(
