@@ -69,10 +69,10 @@ def _describe_converted(path: Path, target: Path | None) -> str:
 
 
 def _count(arrays: Iterable[TensorInfo]) -> Counter[str]:
-    """Parameters per dtype."""
+    """Parameters per dtype, or per format of blocks."""
     dtypes = Counter[str]()
     for array in arrays:
-        dtypes[str(array.dtype)] += math.prod(array.shape)
+        dtypes[array.format or str(array.dtype)] += math.prod(array.shape)
     return dtypes
 
 

@@ -107,7 +107,7 @@ def test_a_gguf_file_is_taken_wherever_a_model_is(tmp_path, monkeypatch, capsys)
     file = write(tmp_path / "model.gguf", model, "llama", lambda name: gguf.GGMLQuantizationType.Q8_0)
     head = write_head(tmp_path / "head", random_eagle(model.config))
     for command, said, warned in (
-        (["--inspect", file], "target (Hugging Face, llama)", ""),
+        (["--inspect", file], "dtypes  q8_0 ", ""),
         (["--inspect", head, "--target", file], "fits  yes", ""),
         (
             [file, tmp_path / "a", "--check"],
