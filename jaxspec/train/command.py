@@ -112,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
     from jaxspec.load import load_models
 
     data = options.data or options.work / "data"
+    if options.work is not None and data.resolve() == options.work.resolve():
+        raise ValueError(f"--data and --work are both {data}, and each has a settings.json of its own: give two folders")
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings) if field.name in options})
     needed = ["optax"] if options.command == "data" else ["optax", "tensorboardX"]
     if missing := [package for package in needed if find_spec(package) is None]:

@@ -241,6 +241,11 @@ def test_the_work_folder_lies_beside_the_head(monkeypatch, given, work):
     assert command.main([*given.split(), "--model-path", "m"]) == 0 and found == [work]
 
 
+def test_data_and_run_have_folders_of_their_own(capsys):
+    assert command.main(["run", "--data", "a/../b", "--work", "b", "--out", "c", "--model-path", "m"]) == 2
+    assert "--data and --work are both" in capsys.readouterr().err
+
+
 def test_packages_that_are_missing_are_named_before_the_model_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "tensorboardX" else name)
     monkeypatch.setattr("jaxspec.load.load_models", lambda *_, **__: pytest.fail("too late"))
