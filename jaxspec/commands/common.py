@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from jaxspec.text.prompts import Prompt
 
 BUILT_IN = "built-in held-out code"
-OF_THE_PACKAGE = {
-    "chat": "48 conversations",
-    "kinds": "10 texts of five kinds",
-    "mt-bench": "its 80 conversations of two turns",
-}
+OF_THE_PACKAGE = {"chat": "48 conversations", "kinds": "10 texts of five kinds", "mt-bench": "its 80 conversations of two turns"}
 """Prompts by a short name: 48 conversations of six kinds; 10 texts of five (repeating code, edit, prose, chat, random); MT-bench's
 questions, from FastChat (NOTICE)."""
 FORMATS = (

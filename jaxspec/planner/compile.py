@@ -27,10 +27,7 @@ GRAPH_KINDS = {
     "kAllReduce", "kAllGather", "kPartitionId",
 }  # fmt: skip
 """Launches that can be part of a CUDA graph. A while loop can't; a custom call can if its library says so."""
-KERNEL_CALLS = {
-    "__gpu$xla.gpu.triton": "Pallas' Triton",
-    "mosaic_gpu_v2": "Pallas' Mosaic",
-}
+KERNEL_CALLS = {"__gpu$xla.gpu.triton": "Pallas' Triton", "mosaic_gpu_v2": "Pallas' Mosaic"}
 """The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
 NO_LAUNCHES = ("kSequential", "kAsyncStart", "kAsyncDone")
 """Rows that only group others or say when they begin and end."""

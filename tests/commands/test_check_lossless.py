@@ -76,11 +76,6 @@ def test_the_exit_status_says_so(monkeypatch, unequal, capsys):
     assert "NOT EQUAL" in capsys.readouterr().out
 
 
-def test_plain_decoding_alone_is_no_tree_to_compare(capsys):
-    assert main(["--trees", "plain", "--batch", "1"]) == 2
-    assert "--trees plain drafts nothing: give a tree that drafts" in capsys.readouterr().err
-
-
 def test_the_first_difference_of_each_prompt_is_found():
     [found] = differences([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]])
     assert found == Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
@@ -99,9 +94,11 @@ def test_a_near_tie_is_called_one():
         assert "near ties" not in verdict([unlike]), "one is not listed, or has no gap"
 
 
-def test_a_tree_of_drafts_is_compared_where_a_cpu_would_choose_plain_decoding(monkeypatch, tmp_path):
+def test_a_tree_of_drafts_is_compared_where_a_cpu_would_choose_plain_decoding(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(UNASKED, BUILT_IN_HEAD, UNASKED[None])
     compared = []
     monkeypatch.setattr("jaxspec.commands.check_lossless.compare_all", lambda _, __, trees, *___: compared.extend(trees) or [])
     (tmp_path / "prompts.txt").write_text("one\n")
     assert main(["--prompts", str(tmp_path / "prompts.txt")]) == 0 and compared == [TreeShape()]
+    assert main(["--trees", "plain", "--batch", "1"]) == 2, "nothing would be compared, and all be lossless"
+    assert "--trees plain drafts nothing: give a tree that drafts" in capsys.readouterr().err

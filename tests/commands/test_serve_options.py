@@ -601,12 +601,6 @@ def test_ignored_options_are_listed_when_asked_for():
     assert "--cuda-graph-max-bs" in help_text("cuda-graph") and "engine:" not in help_text("cuda-graph")
 
 
-def test_one_spelling_has_one_meaning():
-    parser = make_parser()
-    with pytest.raises(Exception, match="conflicting option"):
-        parser.add_argument("--model-path")
-
-
 def test_which_programs_are_compiled_ahead():
     assert parse_arguments([]).compile_ahead is None
     assert [parse_arguments(["--compile-ahead", which]).compile_ahead for which in ("first", "all")] == ["first", "all"]
