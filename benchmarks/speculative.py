@@ -88,10 +88,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     of_both = "these trees instead of a grid; with --speculative-ngram also S/K/D/H, where the head drafts H levels"
     sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help=of_both)
     parser.add_argument("--exhaustive", action="store_true", help="measure every tree end to end at every batch size")
-    files = parser.add_argument_group("files")
-    of_server = "for `jaxspec serve --config` (default: --out's name, .yaml)"
-    files.add_argument("--config-out", type=Path, metavar="FILE", help=of_server)
+    add = parser.add_argument_group("files").add_argument
+    add("--config-out", type=Path, metavar="FILE", help="for `jaxspec serve --config` (default: --out's name, .yaml)")
     options = parser.parse(arguments, lambda given: "_exhaustive" if given.exhaustive else "")  # it has a file of its own
+    options.config_out = options.config_out or options.out.with_suffix(".yaml")
+    if options.config_out == options.out:
+        parser.error(f"--out and --config-out are both {options.out}: give two files")
     useless = [f"--{name.replace('_', '-')}" for name in GRID if vars(options)[name] is not None]
     if options.trees and useless:
         parser.error(f"--trees names the trees: leave out {', '.join(useless)}")
@@ -126,18 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"head": bench.models.head.config.algorithm, **({"ngram": True} if ngram else {}), "skipped": skipped}
     made = record.write("speculative", options, prompts, results)
     print("\n" + "\n\n".join([*tables(results).values(), notes(made)]) + "\n", flush=True)
-    path = options.config_out or options.out.with_suffix(".yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config_file(made))
-    print(f"for the server: {server_command(options, results, path)}")
+    options.config_out.parent.mkdir(parents=True, exist_ok=True)
+    options.config_out.write_text(config_file(made))
+    print(f"for the server: {server_command(options, results)}")
     return 0
 
 
-def server_command(options: argparse.Namespace, results: dict, config: Path) -> str:
+def server_command(options: argparse.Namespace, results: dict) -> str:
     """The command line for the choice. Plain decoding takes no option of a head."""
     unused = HEAD if all(at["choice"] == "plain" for at in results["batches"]) else ()
     given = [name for name in OF_THE_MODEL if vars(options)[name] not in (None, "auto") and name not in unused]
-    return " ".join(["jaxspec serve", *(f"--{name.replace('_', '-')} ..." for name in given), f"--config {show(config)}"])
+    model = "".join(f" --{name.replace('_', '-')} ..." for name in given)
+    return f"jaxspec serve{model} --config {show(options.config_out)}"
 
 
 if __name__ == "__main__":

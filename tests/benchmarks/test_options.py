@@ -36,6 +36,7 @@ def test_options_are_refused_before_anything_is_measured(capsys, tmp_path):
     for given, said in (
         (["--trees", "3/1/4", "--steps", "5", "--topk", "2"], "--trees names the trees: leave out --steps, --topk"),
         (["--out", str(tmp_path)], "--out must be a file, and "),
+        (["--out", "a.yaml"], "--out and --config-out are both a.yaml: give two files"),
     ):
         with pytest.raises(SystemExit, match="2"):
             speculative.parse(given)

@@ -144,8 +144,8 @@ def test_the_server_gets_no_option_of_a_head_where_plain_decoding_is_the_fastest
     bits = ["--speculative-draft-model-quantization", "int8"]
     options = speculative.parse(["--model-path", "m", "--draft", "d", *bits, "--tp-size", "2"])
     for choice, of_head in (("plain", ""), ("3/1/4", f"--speculative-draft-model-path ... {bits[0]} ... ")):
-        told = speculative.server_command(options, results_of((1, choice, [timed(CHAIN, 1.5, 1.4)])), Path("a.yaml"))
-        assert told == f"jaxspec serve --model-path ... {of_head}--tp-size ... --config a.yaml"
+        told = speculative.server_command(options, results_of((1, choice, [timed(CHAIN, 1.5, 1.4)])))
+        assert told == f"jaxspec serve --model-path ... {of_head}--tp-size ... --config speculative.yaml"
 
 
 def test_what_is_quoted_was_measured_again():
