@@ -29,8 +29,9 @@ class ServerSource:
 
     def __init__(self, url: str, api_key: str | None = None):
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--url must be like http://127.0.0.1:30000, got {url[:200]!r}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            got = "" if "@" in url else f", got {url[:200]!r}"  # it may hold a password
+            raise ValueError(f"--url must be like http://127.0.0.1:30000, without user, password or query{got}")
         if not re.fullmatch("[!-~]*", api_key or ""):
             raise ValueError(f"--api-key, or {KEY}, must be visible ASCII characters, without spaces and line ends")
         self._parts, self._url = parts, f"{parts.scheme}://{parts.netloc}"

@@ -200,13 +200,14 @@ def test_characters_that_command_a_terminal_are_not_shown(capsys):
         ("--url http://127.0.0.1:9 --dtype float32", "--dtype can't be combined with --url"),
         ("--url http://127.0.0.1:9", "no server answers at http://127.0.0.1:9"),
         ("--url ftp://x", "--url must be like"),
+        ("--url http://me:secret@127.0.0.1:9", "--url must be like http://127.0.0.1:30000, without user, password or query"),
         ("smolm2", "did you mean smollm2?"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: str, said: str, capsys):
     assert main(["chat", *arguments.split()]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("jaxspec chat: error: ") and said in error
+    assert error.startswith("jaxspec chat: error: ") and said in error and "secret" not in error
 
 
 def test_without_a_name_it_is_the_small_chat_model_if_that_is_installed(monkeypatch):
