@@ -5,14 +5,12 @@ import os
 import sys
 from collections.abc import Iterable
 
-from jaxspec.commands.generate import COLOURS, LEGEND, RESET
+from jaxspec.commands.generate import COLOURS, CONTROL, LEGEND, RESET
 
 THINKING = "thinking"
 """The origin of a text that is not part of the answer."""
 DIM = "\033[2m"
 PROMPT = "> "
-CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
-"""Characters that would command the terminal; a model may write them, tabs and line ends may stay."""
 
 
 class Screen:

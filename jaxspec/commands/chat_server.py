@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
-from jaxspec.commands.chat_screen import CONTROL, THINKING
+from jaxspec.commands.chat_screen import THINKING
 from jaxspec.commands.common import json_of
+from jaxspec.commands.generate import CONTROL
 from jaxspec.commands.options import OPTIONS
 from jaxspec.tree_shape import PLAIN, TreeShape
 

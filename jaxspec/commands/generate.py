@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: "", PREFILL: ""}
 LEGEND = {DRAFT: "accepted draft", BONUS: "bonus", PLAIN: "plain"}
 RESET = "\033[0m"
+CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
+"""Characters that would command the terminal; a model may write them, tabs and line ends may stay."""
 EXAMPLES = """examples:
   jaxspec generate "def fibonacci(n):"
   jaxspec generate - --max-tokens 64 < prompt.txt
@@ -116,12 +118,13 @@ def compile_ahead(engine: "Engine", tokens: Sequence[int], params: SamplingParam
 
 def stream(engine: "Engine", asked: GenerationRequest) -> GenerationOutput:
     """Prints the text as it arrives; returns the output."""
-    request = engine.add(asked)
+    request, unsafe = engine.add(asked), CONTROL if sys.stdout.isatty() else {}
     while engine.has_work:
         for update in engine.step():
-            text = update.text
+            text = update.text.translate(unsafe)
             if asked.wants_trees:
-                text = "".join(f"{COLOURS[token.origin]}{token.text}{RESET}" for token in traced_tokens(update) if token.text)
+                tokens = [(token.text.translate(unsafe), COLOURS[token.origin]) for token in traced_tokens(update)]
+                text = "".join(f"{colour}{shown}{RESET}" for shown, colour in tokens if shown)
             print(text, end="", flush=True)
     return request.result()
 

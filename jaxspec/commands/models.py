@@ -9,8 +9,8 @@ from typing import NamedTuple
 from jaxspec.checkpoints.hub import is_whole
 from jaxspec.checkpoints.json_files import TENSOR_FILES, read_config, read_object
 from jaxspec.checkpoints.kinds import HEADS, MANIFEST, algorithm_of, is_model_config, is_target, tensor_names, usual_tensors
-from jaxspec.commands.chat_screen import CONTROL
 from jaxspec.commands.common import run_guarded, table
+from jaxspec.commands.generate import CONTROL
 from jaxspec.commands.options import OPTIONS, Parser
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_NAME, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_INSTALL, smollm2_file
 from jaxspec.engine.memory import readable

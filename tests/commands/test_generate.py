@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
-from jaxspec.commands.generate import COLOURS, main, parse, summary
+from jaxspec.commands.generate import COLOURS, CONTROL, main, parse, summary
 from jaxspec.engine.output import BONUS
 from jaxspec.engine.request import GenerationOutput, Timing
 from jaxspec.engine.speculation import CycleCounts, Speculation
@@ -35,6 +35,14 @@ def test_the_text_goes_to_stdout_and_the_summary_to_stderr(few, plain, capsys):
     said = capsys.readouterr()
     assert said.out == plain("def f(") + "\n"
     assert re.fullmatch(r"12 tokens in [\d.]+ s, [\d.]+ tokens/s, accept length [\d.]+, ended by length\n", said.err)
+
+
+def test_a_text_does_not_command_the_terminal(few, plain, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for colour in ("never", "always"):
+        assert main(["def f(", *few, "--color", colour]) == 0
+        shown = re.sub(r"\033\[\d+m", "", capsys.readouterr().out)
+        assert shown == plain("def f(").translate(CONTROL) + "\n" and "\N{REPLACEMENT CHARACTER}" in shown
 
 
 def test_a_prompt_that_leaves_room_for_one_token(few, capsys):
