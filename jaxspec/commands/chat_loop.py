@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from jaxspec.commands.chat_screen import THINKING, Screen
 from jaxspec.commands.common import listing
+from jaxspec.commands.generate import LEGEND
 from jaxspec.sampling_params import declaration
 from jaxspec.tree_shape import PLAIN, TreeShape
 
@@ -231,7 +232,7 @@ class ChatLoop:
         if self.screen.why_no_colours:
             raise ValueError(f"there are no colours: {self.screen.why_no_colours}")
         self.wishes.shows_drafts = not self.wishes.shows_drafts
-        self.screen.note(self.screen.legend if self.wishes.shows_drafts else "no colours")
+        self.screen.note(LEGEND if self.wishes.shows_drafts else "no colours")
 
     def _stats(self, _: str) -> None:
         lines = self.source.about() | {

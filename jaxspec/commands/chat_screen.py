@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from jaxspec.commands.generate import COLOURS, CONTROL, LEGEND, RESET
+from jaxspec.commands.generate import COLOURS, CONTROL, RESET
 
 THINKING = "thinking"
 """The origin of a text that is not part of the answer."""
@@ -51,8 +51,3 @@ class Screen:
     def note(self, text: str) -> None:
         """A line that is not part of an answer."""
         print(f"{DIM}{text}{RESET}" if self._dims and text else text, file=sys.stderr, flush=True)
-
-    @property
-    def legend(self) -> str:
-        """What the colours mean."""
-        return "  ".join(f"{COLOURS[origin]}{name}{RESET}" for origin, name in LEGEND.items())

@@ -98,13 +98,10 @@ def load_arguments(given: argparse.Namespace) -> dict[str, Any]:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    put = [str.ljust, *[str.rjust] * (len(header) - 1)]
 
     def line(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(aligned)} |"
+        return f"| {' | '.join(side(cell, width) for side, cell, width in zip(put, cells, widths, strict=True))} |"
 
     rule = f"|{'|'.join('-' * (width + 1) + (':' if column else '-') for column, width in enumerate(widths))}|"
     return "\n".join([line(header), rule, *map(line, rows)])

@@ -83,10 +83,9 @@ def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[st
     if action.nargs == 0:
         if str(value).lower() not in ("true", "false"):
             raise ValueError(f"{where} must be true or false, got {value!r:.80}")
-        negated = f"--no-{name.removeprefix('--')}"
         if str(value).lower() == "true":
             yield name
-        elif negated in parser.by_name:  # vLLM's --enable-prefix-caching
+        elif (negated := f"--no-{name.removeprefix('--')}") in parser.by_name:  # vLLM's --enable-prefix-caching
             yield negated
     elif isinstance(value, dict) and (name in JSON_FLAGS or (action.dest == "ignored" and action.nargs is None)):
         yield f"{name}={json.dumps({inner: _as_json(entry) for inner, entry in value.items()})}"

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
 
 COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: "", PREFILL: ""}
-LEGEND = {DRAFT: "accepted draft", BONUS: "bonus", PLAIN: "plain"}
 RESET = "\033[0m"
+LEGEND = f"{COLOURS[DRAFT]}accepted draft{RESET}  {COLOURS[BONUS]}bonus{RESET}  plain"
+"""What the colours mean."""
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 """Characters that would command the terminal; a model may write them, tabs and line ends may stay."""
 EXAMPLES = """examples:
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"jaxspec generate: error: {output.error}", file=sys.stderr)
         return 1
     if coloured:
-        print("\n" + "  ".join(f"{COLOURS[origin]}{name}{RESET}" for origin, name in LEGEND.items()), file=sys.stderr)
+        print(f"\n{LEGEND}", file=sys.stderr)
     print(summary(output, seconds, compiled=counter.count > 0), file=sys.stderr)
     return 0
 

@@ -70,7 +70,7 @@ def test_every_flag_arrives(tmp_path: Path):
         --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
         --strict-model-name --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6
         --tokenizer-path m --allowed-origins https://a.example --kv-cache-dtype fp8_e4m3 --speculative-draft-kv-cache-dtype auto
-        --disable-overlap-schedule"""
+        --disable-overlap-schedule --compile-ahead all"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.tree) == ("m", "d", TreeShape(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
@@ -79,26 +79,12 @@ def test_every_flag_arrives(tmp_path: Path):
     assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, ("https://a.example",), True, False)
     assert arguments.request_trees == (PLAIN, TreeShape(3, 1, 4))
     assert arguments.engine == {
-        "context_length": 512,
-        "page_size": 8,
-        "prefill_chunk": 64,
-        "max_running_requests": 3,
-        "mem_fraction": 0.5,
-        "random_seed": 9,
-        "adaptive_trees": (TreeShape(2, 1, 3), TreeShape(3, 2, 6)),
-        "prefix_cache": False,
-        "max_waiting_requests": 7,
-        "adaptive": True,
-        "draft_window_size": 100,
-        "draft_sink_size": 4,
-        "accept_threshold_single": 0.5,
-        "accept_threshold_acc": 0.25,
-        "num_pages": 125,  # of 8 tokens
-        "kv_cache_dtype": "fp8_e4m3",
-        "draft_kv_cache_dtype": "auto",
-        "overlap": False,
-    }
-    assert len(arguments.given) == 40
+        "context_length": 512, "page_size": 8, "prefill_chunk": 64, "max_running_requests": 3, "mem_fraction": 0.5,
+        "adaptive_trees": (TreeShape(2, 1, 3), TreeShape(3, 2, 6)), "adaptive": True, "prefix_cache": False, "overlap": False,
+        "random_seed": 9, "max_waiting_requests": 7, "draft_window_size": 100, "draft_sink_size": 4, "accept_threshold_single": 0.5,
+        "accept_threshold_acc": 0.25, "num_pages": 125, "kv_cache_dtype": "fp8_e4m3", "draft_kv_cache_dtype": "auto",
+    }  # fmt: skip
+    assert len(arguments.given) == 41 and arguments.compile_ahead == "all"
     assert EngineConfig(**arguments.engine).is_lossy
 
 
@@ -599,11 +585,6 @@ def test_ignored_options_are_listed_when_asked_for():
     names = [name.partition("=")[0] for group in IGNORED for name in group.names.split()]
     assert all(name in shown for name in names) and all(group.instead in shown for group in IGNORED)
     assert "--cuda-graph-max-bs" in help_text("cuda-graph") and "engine:" not in help_text("cuda-graph")
-
-
-def test_which_programs_are_compiled_ahead():
-    assert parse_arguments([]).compile_ahead is None
-    assert [parse_arguments(["--compile-ahead", which]).compile_ahead for which in ("first", "all")] == ["first", "all"]
 
 
 def test_the_command_prints_it_and_may_be_read_in_part():

@@ -35,16 +35,9 @@ from pallas_kernels.tree_attention import tree_attention
 from tests.fixtures.demo.make import batches
 
 TARGET = {
-    "model_type": "llama",
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "tie_word_embeddings": True,
-}
+    "model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 7,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": True,
+}  # fmt: skip
 HEAD = {**TARGET, "num_hidden_layers": 1, "tie_word_embeddings": False, "draft_vocab_size": 12}
 HEAD_CONFIG = Eagle3Config(
     layer=ModelConfig.from_hf({**HEAD, "num_hidden_layers": 1}),
