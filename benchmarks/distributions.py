@@ -85,7 +85,7 @@ def compare(
 def logits_on_text(
     models: LoadedModels, params: tuple[dict, dict], tokens: Int[Array, "1 n"]
 ) -> tuple[Float[Array, "steps t v"], Float[Array, "steps t v"]]:
-    """Logits of target and head for the token behind position t + 1 + step, when the head drafts from t on the true tokens.
+    """Logits of target and head for the token after position t + 1 + step, when the head drafts from t on the true tokens.
 
     Tokens that the head does not know have -inf.
     """
@@ -116,7 +116,7 @@ def logits_on_text(
 def of_blocks(
     head: BlockHead, target: Llama, tokens: Int[Array, "1 n"], features: Float[Array, "1 n f"]
 ) -> Float[Array, "steps t v"]:
-    """The logits of a block behind each token but the first, which alone the block reads of the text from there on. A DSpark head
+    """The logits of a block after each token but the first, which alone the block reads of the text from there on. A DSpark head
     also reads the true token before."""
     steps = min(STEPS, head.config.max_steps)
     roots = 1 + jnp.arange(tokens.shape[1] - STEPS)

@@ -245,7 +245,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Each compiled program holds mappings of memory; LLVM crashes at the kernel's limit, 65,530 for a process. To count them takes
-    a while: it is done behind each module, and behind large tests."""
+    a while: it is done after each module, and after large tests."""
     is_large = item.get_closest_marker("exhaustive") or item.get_closest_marker("variants")
     if not is_large and nextitem is not None and nextitem.path == item.path:
         return

@@ -24,7 +24,7 @@ class Hub:
     promised: dict[str, int] = field(default_factory=dict)
     """Sizes of files that are not as large as the Hub says."""
     break_after: int | None = None
-    """The next large file is cut off behind so many bytes, once."""
+    """The next large file is cut off after so many bytes, once."""
     served: list[tuple[str, str, int]] = field(default_factory=list)
     """Method, path and first byte of every request for a file."""
 

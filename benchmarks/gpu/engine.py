@@ -103,7 +103,7 @@ def time_steps(engine: Engine, count: int) -> float:
 
 
 def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Request]]:
-    """An engine in which `count` requests decode, behind contexts of the goal's length."""
+    """An engine in which `count` requests decode, after contexts of the goal's length."""
     target, head = lab.graphs
     loaded = replace(target, params=lab.params["target"])
     drafts = replace(head, params=lab.params["draft"]) if tree.num_steps else None

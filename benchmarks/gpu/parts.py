@@ -48,7 +48,7 @@ PARTS = (
 """The most important first: a run of ten minutes reaches at least the first five."""
 ORDER = tuple(part.name for part in PARTS)
 GRACE = 15.0
-"""Seconds for which a case may go on behind the end of the budget."""
+"""Seconds for which a case may go on after the end of the budget."""
 OUT_OF_TIME = "out of time: name the part with --only, or give a larger --budget"
 
 

@@ -1,7 +1,7 @@
 """The process of benchmarks.gpu that uses the device: it runs the cases of one part and adds their lines to the record.
 
 A kernel that hangs or breaks the device costs only its own case: a watchdog ends the process when a case is over its limit of time,
-and command.py starts another one for the cases behind it.
+and command.py starts another one for the cases after it.
 """
 
 import faulthandler

@@ -52,7 +52,7 @@ _ONLY: dict[str, Any] = {
 def dflash_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[BlockConfig]:
     """The plan for DFlash and JetSpec. Raises ValueError for settings that are not supported or contradict each other.
 
-    DeepSpec's DFlash is its DSpark with markov_rank 0, so each position predicts the token behind it, too.
+    DeepSpec's DFlash is its DSpark with markov_rank 0, so each position predicts the token after it, too.
     """
     settings = _settings(config, "dflash")
     if rank := settings.get("markov_rank"):

@@ -34,7 +34,7 @@ ENDS = (
 )  # fmt: skip
 """Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
 TEMPLATE = "tokenizer.chat_template"
-"""Of a chat; with a dot and a name behind it, one for another purpose, such as tool_use."""
+"""Of a chat; with a dot and a name after it, one for another purpose, such as tool_use."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 

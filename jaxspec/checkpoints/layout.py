@@ -197,7 +197,7 @@ CACHE_SCALES = (
     ("k_proj.k_scale", "v_proj.v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
 )
-"""The names of a layer's cache scales behind `self_attn.`: compressed-tensors', ModelOpt's, and old compressed-tensors'."""
+"""The names of a layer's cache scales after `self_attn.`: compressed-tensors', ModelOpt's, and old compressed-tensors'."""
 
 
 def decoder_layer(

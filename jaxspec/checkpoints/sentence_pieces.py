@@ -35,7 +35,7 @@ class Pieces(NamedTuple):
 
     def tokenizer(self, *, once: bool = False) -> "Tokenizer":
         """Of all adjacent pieces that form a token, the pair whose token has the highest score is merged first. Runs of spaces, all
-        of one score, grow from the left. Text outside the vocabulary becomes byte tokens. `once`: the prefix is not repeated behind
+        of one score, grow from the left. Text outside the vocabulary becomes byte tokens. `once`: the prefix is not repeated after
         special tokens."""
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 

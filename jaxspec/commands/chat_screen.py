@@ -45,7 +45,7 @@ class Screen:
         sys.stdout.flush()
 
     def end_of_answer(self) -> None:
-        """Behind the last part."""
+        """After the last part."""
         print(flush=True)
 
     def note(self, text: str) -> None:

@@ -118,7 +118,7 @@ def add_ignored(parser: Parser) -> None:
 
 
 def accepted_values(notation: str) -> list[str]:
-    """The values behind the = of a flag in `Ignored.names`; [] if it takes any.
+    """The values after the = of a flag in `Ignored.names`; [] if it takes any.
 
     In:  "auto|''"
     Out: ["auto", ""]

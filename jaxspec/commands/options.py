@@ -311,7 +311,7 @@ FLAG_OF = {option.sets.removeprefix("engine."): option.flag for option in OPTION
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the text around the options, and shows an option's value once, behind all its spellings."""
+    """Keeps the line breaks of the text around the options, and shows an option's value once, after all its spellings."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:

@@ -30,7 +30,7 @@ from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 type Children = Callable[[int, Int[Array, "b n"]], tuple[Int[Array, "b n k"], Float[Array, "b n k"]]]
-"""Of a level and the tokens before it, root included: the k likeliest tokens behind each, best first, and their log chances."""
+"""Of a level and the tokens before it, root included: the k likeliest tokens after each, best first, and their log chances."""
 
 
 class BlockState(NamedTuple):
@@ -70,7 +70,7 @@ class BlockDrafter(TrainedDrafter):
 
     @jax.named_scope("draft")
     def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
-        """The memo of coupled drafts is the logits behind the roots [b, v]."""
+        """The memo of coupled drafts is the logits after the roots [b, v]."""
         head, root = self.head, batch.sequences.root
         steps = min(tree.num_steps, self.config.max_steps)  # a tree of several sources may be deeper
         logits = block_logits(head, target, state, batch, steps)
@@ -94,7 +94,7 @@ class BlockDrafter(TrainedDrafter):
 
 
 def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, steps: int) -> Float[Array, "b steps v"]:
-    """The logits of the `steps` tokens behind each root, without those biases that depend on a token."""
+    """The logits of the `steps` tokens after each root, without those biases that depend on a token."""
     config, cache = head.config, state.draft.cache
     # Where no position sees a later one, those that nothing is read of are left out.
     width = config.first + steps if all(config.causal) else config.block_size
@@ -111,10 +111,10 @@ def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, ste
 def view(
     length: Int[Array, " b"], page_table: Int[Array, "b p"], page_size: int, width: int, causal: bool, window: int | None
 ) -> View:
-    """What `width` positions, the root's and those behind it, see of the head's slots 1 .. length and of the block.
+    """What `width` positions, the root's and those after it, see of the head's slots 1 .. length and of the block.
 
     Slot i holds position i - 1. Position length + j sees those above length + j - window, so the first sees `width` - 1 positions
-    that the last does not. These are the edge: all see the slots behind it.
+    that the last does not. These are the edge: all see the slots after it.
     """
     columns = np.arange(width)
     block = columns[:, None] >= columns if causal else np.ones((width, width), bool)
@@ -140,13 +140,13 @@ def at_slots(layer: KeysValues, page_table: Int[Array, "b p"], slots: Int[Array,
 
 
 def behind(head: BlockHead, logits: Float[Array, "b steps v"], level: int, before: Int[Array, "b n"]) -> Float[Array, "b m v"]:
-    """The logits of a level behind these tokens: m = n, or 1 if they are the same for all."""
+    """The logits of a level after these tokens: m = n, or 1 if they are the same for all."""
     own = logits[:, level : level + 1]
     return own + head.bias(before) if head.is_conditional else own
 
 
 def chain(head: BlockHead, logits: Float[Array, "b steps v"], root: Int[Array, " b"], prediction: Prediction | None) -> Chain:
-    """The likeliest token of each level, behind that of the level before."""
+    """The likeliest token of each level, after that of the level before."""
     levels = logits.shape[1]
     if not head.is_conditional:
         return Chain(best_child(head, logits, jnp.arange(levels), prediction))

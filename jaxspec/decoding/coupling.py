@@ -56,7 +56,7 @@ def uncalibrated() -> Calibration:
 
 
 type Depth = int | Int[Array, " w"]
-"""Of the nodes that logits [b, w, v] are behind: of all, or of each column."""
+"""Of the nodes that logits [b, w, v] are after: of all, or of each column."""
 type Step = Callable[[Float[Array, "b w v"]], Float[Array, "b w v"]]
 
 

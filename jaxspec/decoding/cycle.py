@@ -74,7 +74,7 @@ def settle(
 
 
 def learn(models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified) -> State:
-    """The drafter learns from the target's choices behind the roots, but not where there are masks."""
+    """The drafter learns from the target's choices after the roots, but not where there are masks."""
     batch = batch._replace(sequences=batch.sequences.replaced(done=batch.sequences.done | batch.settings.masked))
     chosen = verified.target_tokens[:, 0]
     return state._replace(draft=models.drafter.learn(state, batch, proposal.memo, chosen))

@@ -146,7 +146,7 @@ class Drafter(ABC):
         return state.draft
 
     def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Any:
-        """Its state after the target chose these tokens behind the roots. `memo`: its draft's, or None in plain cycles."""
+        """Its state after the target chose these tokens after the roots. `memo`: its draft's, or None in plain cycles."""
         return state.draft
 
     def lend(self, own: Any, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> Any:
@@ -176,7 +176,7 @@ class NoDrafter(Drafter):
 
 
 class Promises(NamedTuple):
-    """Each source's best token behind the root, and its chance by its score, for `Merged.learn` to compare with what was chosen."""
+    """Each source's best token after the root, and its chance by its score, for `Merged.learn` to compare with what was chosen."""
 
     token: Int[Array, "b sources"]
     chance: Float[Array, "b sources"]
@@ -199,7 +199,7 @@ class MergedState(NamedTuple):
     sources: tuple[Any, ...]
     """Each source's own."""
     seen: Float[Array, " sources"]
-    """How many of a source's best tokens behind the root the target was asked about,"""
+    """How many of a source's best tokens after the root the target was asked about,"""
     chosen: Float[Array, " sources"]
     """how many it chose,"""
     promised: Float[Array, " sources"]
@@ -323,7 +323,7 @@ def names_of_sets(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def are_sure(drafts: Sequence[Candidates | Chain], worth: Float[Array, "b 1"]) -> Bool[Array, ""]:
-    """Whether one of these has a likely token behind each root. Ended sequences don't matter; a trial run is not sure of any."""
+    """Whether one of these has a likely token after each root. Ended sequences don't matter; a trial run is not sure of any."""
     likely = jnp.max(promises([as_candidates(draft) for draft in drafts]).chance, 1, keepdims=True) >= SURE
     return jnp.all((likely & ~jnp.isneginf(worth)) | jnp.isposinf(worth))
 
@@ -344,7 +344,7 @@ def nothing(batch: Batch) -> Candidates:
 
 
 def promises(drafts: Sequence[Candidates]) -> Promises:
-    """The best candidate of each source behind the root."""
+    """The best candidate of each source after the root."""
     tokens, chances = [], []
     for draft in drafts:
         scores = jnp.where(draft.parents < 0, draft.scores, -jnp.inf)

@@ -149,7 +149,7 @@ class TrainedDrafter(Drafter):
         return place(self.weights, self.config.layer)
 
     def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Any:
-        """`memo`: the logits behind the roots [b, v], in the head's vocabulary."""
+        """`memo`: the logits after the roots [b, v], in the head's vocabulary."""
         if memo is None:
             return state.draft
         return state.draft._replace(calibration=calibrate(self.prediction(state, batch), memo, chosen))
@@ -182,7 +182,7 @@ class HeadDrafter(TrainedDrafter):
         return HeadState(empty_cache(self.config.layer, sizes, self.kv_cache_dtype), hidden, uncalibrated())
 
     def propose(self, target: Llama, state: State, batch: Batch, tree: TreeShape, use: DraftUse = VERIFIED_WHOLE) -> Draft:
-        """The memo of coupled drafts is the logits behind the roots [b, v], in the head's vocabulary."""
+        """The memo of coupled drafts is the logits after the roots [b, v], in the head's vocabulary."""
         head = self.head
         hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
         prediction = self.prediction(state, batch) if use.is_lossless else None

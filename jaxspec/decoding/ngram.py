@@ -140,7 +140,7 @@ def find(text: Int[Array, "b t"], root: Int[Array, " b"], longest: int, count: i
 
 
 def continued(text: Int[Array, "b t"], root: Int[Array, " b"], last: Int[Array, "b r"], steps: int) -> Int[Array, "b r s"]:
-    """The `steps` tokens behind each place. What would follow the root repeats what stands between them.
+    """The `steps` tokens after each place. What would follow the root repeats what stands between them.
 
     In:  text [[7, 8, 9, 7, 0]], root [3], last [[0]], steps 5
     Out: [[[8, 9, 7, 8, 9]]]

@@ -167,7 +167,7 @@ def stored_dtype(kv_cache_dtype: str, dtype: DTypeLike) -> jnp.dtype:
 
 def empty_cache(config: ModelConfig, sizes: Sizes, kv_cache_dtype: str) -> tuple[KeysValues, ...]:
     """Pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays. They may hold anything:
-    only slots that were written are read. Of several devices each has its heads, one behind another."""
+    only slots that were written are read. Of several devices each has its heads, one after another."""
     kv_heads = sizes.devices * Shares(config, sizes.devices).kv_heads
     shape = (sizes.num_pages, sizes.page_size, kv_heads, config.head_dim)
     dtype = stored_dtype(kv_cache_dtype, sizes.dtype)

@@ -102,6 +102,6 @@ def ranks(values: Float[Array, "*rows c"]) -> Int[Array, "*rows c"]:
 
 
 def total_order(values: Float[Array, "*rows c"]) -> Int[Array, "*rows c"]:
-    """Whole numbers in the order of lax.top_k: -0 is before 0, and NaN behind infinity."""
+    """Whole numbers in the order of lax.top_k: -0 is before 0, and NaN after infinity."""
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

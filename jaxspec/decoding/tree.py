@@ -154,7 +154,7 @@ def as_candidates(draft: Candidates | Chain) -> Candidates:
 
 @jax.named_scope("merge")
 def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
-    """The candidates of several sources. Of equal ones, with the same token behind the same text, the first gets the best score and
+    """The candidates of several sources. Of equal ones, with the same token after the same text, the first gets the best score and
     all children, the others -inf.
 
     In:  tokens [5, 6] in a chain; tokens [5, 7], siblings

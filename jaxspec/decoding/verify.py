@@ -77,7 +77,7 @@ def choose_tokens(
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Int[Array, "b n"]:
     """The target's own token after every node, as the settings of each sequence ask, among those that its mask allows: a mask for
-    each node (`masks`), or that of the sequence, which holds behind the root (State.masks)."""
+    each node (`masks`), or that of the sequence, which holds after the root (State.masks)."""
     if masks is not None:
         logits = jnp.where(unpack(masks, logits.shape[-1]), logits, -jnp.inf)
     sequences = batch.sequences
@@ -109,7 +109,7 @@ def unpack(masks: UInt[Array, "b n words"], vocab_size: int) -> Bool[Array, "b n
 
 @jax.named_scope("accept")
 def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps: int) -> Accepted:
-    """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget, and behind the
+    """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget, and after the
     root if the settings are `masked`.
 
     A node is accepted if it and each of its ancestors is the target's token after its parent. Siblings have different tokens, so at
@@ -148,7 +148,7 @@ def truncate(
 
 def report(accepted: Accepted, tree: Tree) -> Int[Array, "b columns"]:
     """The number of emitted tokens, of accepted drafts, the finish code, the number of verified drafts, then the tokens: all that
-    the host reads, unless a request wants log probabilities or trees. Behind them, where drafts are merged, the sources of the path
+    the host reads, unless a request wants log probabilities or trees. After them, where drafts are merged, the sources of the path
     and those of all nodes (Tree.sources)."""
     pays = jnp.ones(tree.tokens.shape, bool) if tree.pays is None else tree.pays
     header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish, jnp.sum(pays, 1, dtype=jnp.int32) - 1], 1)

@@ -13,7 +13,7 @@ ten cycles or so count, and then ever less. So a request whose drafts don't pay 
 and the next one begins with the tree as before; only several such requests change that.
 
 N-grams draft well where a text repeats, and that changes from cycle to cycle. How far the text's end has stood before (its match)
-tells it, in all texts much alike: behind 16 equal tokens nearly all drafts are accepted, behind none hardly any. So all estimates
+tells it, in all texts much alike: after 16 equal tokens nearly all drafts are accepted, after none hardly any. So all estimates
 are kept per level of the match, and those of n-grams alone learn from all results. What they would have drafted is known while
 other trees are in use (repeats.py). So their trees are first tried when a text repeats, and need few probes: only their times may
 have changed.

@@ -146,7 +146,7 @@ class Repeating:
     def _own(self, program: Program, proposal: Proposal | None, count: int) -> list[Any]:
         """The leaves that are on this device, at their places among `count`."""
         if proposal is not None:
-            return [None, None, *jax.tree.leaves(Settlement.of(proposal, None))]  # behind rows and page table
+            return [None, None, *jax.tree.leaves(Settlement.of(proposal, None))]  # after rows and page table
         if isinstance(program, AdmitProgram):
             return [*[None] * (count - 1), self.runner.no_bias]
         raise ValueError(f"the arrays of the program ({program}) must be sent")

@@ -42,7 +42,7 @@ def pack(header: Header, data: bytes = b"") -> bytes:
 
 
 def unpack(message: bytes) -> tuple[Header, memoryview]:
-    """Its header, and the bytes behind it. Raises ValueError if these bytes are not a message."""
+    """Its header, and the bytes after it. Raises ValueError if these bytes are not a message."""
     try:
         begin, end = _LENGTH.size, _LENGTH.size + _LENGTH.unpack_from(message)[0]
         if end > len(message):

@@ -36,7 +36,7 @@ class Repeats:
     seen: int = 0
     """Its tokens that were looked at."""
     behind: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The newest place behind each pair."""
+    """The newest place after each pair."""
     drafts: dict[int, UntriedDraft] = field(default_factory=dict)
     """By depth."""
 
@@ -46,7 +46,7 @@ class Repeats:
         tokens.
 
         In:  text [1, 2, 3, 1, 2, 3, 9], prompt 5, depths [2]
-        Out: (2, 2, 2): drafted were 3 and 1 behind the second [1, 2], and the 9 came instead of the 1
+        Out: (2, 2, 2): drafted were 3 and 1 after the second [1, 2], and the 9 came instead of the 1
         """
         if not self.seen:
             for at in range(max(1, prompt - KEPT), prompt - 1):

@@ -187,7 +187,7 @@ class Request:
     tree: TreeShape | None = None
     """The tree that it asked for."""
     matcher: "Matcher | None" = None
-    """Its grammar behind the tokens that were read; None: its text is free."""
+    """Its grammar after the tokens that were read; None: its text is free."""
 
     status: Status = Status.WAITING
     row: int = -1

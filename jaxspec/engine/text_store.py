@@ -131,7 +131,7 @@ class Loan:
     """What the host knows of a request's stretch."""
 
     behind: np.ndarray
-    """What is expected behind the text as far as it was read; empty: there is no stretch, or the text has left it."""
+    """What is expected after the text as far as it was read; empty: there is no stretch, or the text has left it."""
     known: int
     """Tokens of the text, as far as it was read."""
     waits: int = 0

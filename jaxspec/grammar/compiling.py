@@ -18,7 +18,7 @@ WHITESPACE = r"(?:\x20|\x0A[\x20\x09]{0,20})"
 MOST_TRIES = 50  # parts of a schema that are compiled to find the one at fault
 UNFORCED = '%llguidance {"no_forcing": true}'
 """A line of Lark. Without it llguidance reads ahead all that a grammar forces, for every mask, and never stops where a lexeme can
-only repeat itself: in `/a*/ "ab"` behind "aa". With it no tokens are known to be forced."""
+only repeat itself: in `/a*/ "ab"` after "aa". With it no tokens are known to be forced."""
 MOST_FORCED = 8192  # characters, or repetitions in a regular expression; reading so far ahead takes 2 ms
 SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guidance: what is between parts may be such a lexeme
 ONE_SPACE = re.compile(r'"item_separator": ", "|"key_separator": ": "')  # these are none
@@ -202,7 +202,7 @@ class StructuralTagWriter:
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
 
     def written(self, form: Any, place: str, end: str | None = "") -> str:
-        """A format as an expression in Lark, and behind it the string that ends it, at whose first occurrence any text ends. "":
+        """A format as an expression in Lark, and after it the string that ends it, at whose first occurrence any text ends. "":
         the whole text ends there; None: something else follows, so that any text would have no end."""
         kind = form.get("type") if isinstance(form, dict) else None
         if not isinstance(kind, str) or kind not in _FORMATS:

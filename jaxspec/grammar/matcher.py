@@ -1,4 +1,4 @@
-"""Following a text by its grammar: which tokens may come next, behind the text and behind every node of a draft tree.
+"""Following a text by its grammar: which tokens may come next, after the text and after every node of a draft tree.
 
 What may follow a text depends on the text alone, so a tree changes none of it. Where the grammar may end, the request's stop
 tokens may follow; where nothing of it can follow, the text has ended.
@@ -49,7 +49,7 @@ class Grammar:
 
 
 class Matcher:
-    """The grammar of one request, behind the text that was read so far.
+    """The grammar of one request, after the text that was read so far.
 
     Raises GrammarError if it has ended, or allows no token, before the first one.
     """
@@ -64,7 +64,7 @@ class Matcher:
         self._ends, self._text = stops & allowed & ~bad, vocabulary.text & allowed & ~bad
         self._buffer = np.zeros(vocabulary.library_words, np.int32)
         self.step = self._step()
-        """Behind the text."""
+        """After the text."""
         if not self.step.words.any():
             raise GrammarError("allows no text that the request's bad_token_ids or allowed_token_ids leave")
 
@@ -114,7 +114,7 @@ class Matcher:
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int], out: Words) -> list[int]:
         """Fills the rows of `out` [nodes, words] with what may follow each node of a tree. Node 0 is the end of the text; rows of
-        nodes that may not follow their parents remain. Returns nodes behind which no token may follow: they must not be reached.
+        nodes that may not follow their parents remain. Returns nodes after which no token may follow: they must not be reached.
         """
         out[0] = self.step.words
         empty = []
@@ -132,7 +132,7 @@ class Matcher:
         return empty
 
     def _walk(self, tokens: Sequence[int], parents: Sequence[int], stops: set[int]) -> Iterable[int]:
-        """Visits the nodes that may follow, each with the automaton behind it, and returns it to the text. Stop tokens that may
+        """Visits the nodes that may follow, each with the automaton after it, and returns it to the text. Stop tokens that may
         follow are not visited: they are put into `stops`."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
@@ -161,7 +161,7 @@ class Matcher:
             self._automaton.rollback(len(path))
 
     def _read_again(self, path: Sequence[int]) -> None:
-        """Replaces the automaton, which can't leave a state of error, by one behind the text and a path."""
+        """Replaces the automaton, which can't leave a state of error, by one after the text and a path."""
         self._automaton = self._grammar.beginning.deep_copy()
         for token in self._read:
             self._automaton.consume_token(token)

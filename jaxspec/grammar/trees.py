@@ -62,7 +62,7 @@ class Masker:
         self._threads = ThreadPoolExecutor(cpu_count() or 1, thread_name_prefix="masks")
 
     def mask(self, matchers: Sequence[Matcher | None], nodes: DraftedNodes, num_steps: int, words: int) -> MaskedNodes:
-        """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those behind them, take any tokens."""
+        """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those after them, take any tokens."""
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
         sources = None if nodes.sources is None else nodes.sources.copy()
         prunings: dict[int, Pruning] = {}
@@ -152,7 +152,7 @@ class TextTree:
 
 
 def sources_of(picked: np.ndarray, sources: np.ndarray, count: int) -> np.ndarray:
-    """Sources [count] of the root and the picked, in whose order those behind the candidates were added: they have none.
+    """Sources [count] of the root and the picked, in whose order those after the candidates were added: they have none.
 
     In:  picked [1, 4], sources [3, 2, 1], count 3
     Out: [0, 2, 0]

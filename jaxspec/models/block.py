@@ -1,6 +1,6 @@
 """Block heads: one forward drafts several positions at once (DFlash, arXiv 2602.06036; JetSpec, 2606.18394; DSpark, 2607.05147).
 
-The block is the newest token and mask tokens behind it. Its layers are Qwen3's, but what they attend to is another thing: keys and
+The block is the newest token and mask tokens after it. Its layers are Qwen3's, but what they attend to is another thing: keys and
 values of the committed text are not made of the head's own hiddens, but of the target's features, projected once and read by all
 layers. So the text costs two products per layer and token, and nothing else.
 """
@@ -34,7 +34,7 @@ class BlockConfig(HeadConfig):
     windows: tuple[int | None, ...]
     """By layer: a position sees only positions nearer than this. None: all."""
     predicts_next: bool = False
-    """A position predicts the token behind it. False: the token in its place, so the first predicts nothing."""
+    """A position predicts the token after it. False: the token in its place, so the first predicts nothing."""
 
     def __post_init__(self):
         layers, ids = self.layer.num_layers, list(self.captured_layers)
@@ -57,7 +57,7 @@ class BlockConfig(HeadConfig):
 
     @property
     def max_steps(self) -> int:
-        """Tokens that one block drafts, one behind another."""
+        """Tokens that one block drafts, one after another."""
         return self.block_size - self.first
 
     def forwards(self, steps: int) -> int:
@@ -122,5 +122,5 @@ class BlockHead(Head):
         return isinstance(self.config, DSparkConfig)
 
     def bias(self, before: Int[Array, "b n"]) -> Float[Array, "b n v"]:
-        """What is added to the logits behind these tokens, in float32, if the head is conditional."""
+        """What is added to the logits after these tokens, in float32, if the head is conditional."""
         return self.markov_out(self.markov_in[...][before])

@@ -43,7 +43,7 @@ class HeadConfig:
 
     @property
     def max_steps(self) -> int | None:
-        """The most tokens that it drafts, one behind another; None: any number."""
+        """The most tokens that it drafts, one after another; None: any number."""
         return None
 
     def forwards(self, steps: int) -> int:

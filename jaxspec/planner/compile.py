@@ -345,7 +345,7 @@ def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
         if target[1] == TOPK:
             kernels["topk"] += 1
         elif target[1] in KERNEL_CALLS and (scope := _OP_NAME.search(line)) is not None:
-            kernels[scope[1].split("/")[-2]] += 1  # JAX puts the primitive behind the kernel's name
+            kernels[scope[1].split("/")[-2]] += 1  # JAX puts the primitive after the kernel's name
         else:
             others[target[1]] += 1
     return dict(kernels), dict(others)

@@ -88,7 +88,7 @@ class ApiError(Exception):
 
 
 def wrong(field: str, said: str) -> ApiError:
-    """A client's field is at fault: the message begins with its name, behind which a colon may stand.
+    """A client's field is at fault: the message begins with its name, after which a colon may stand.
 
     In:  "messages:", "this model has no chat template"
     Out: ApiError(400, "messages: this model has no chat template", param="messages")
@@ -217,7 +217,7 @@ def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     reports: list[str] = []
     first, left = "", MAX_ECHO  # names of fields count too, as the client may have made them up; the first is in `param` as well
     for error in errors[:MAX_REPORTED]:
-        place = error["loc"][1:]  # behind "body", "query" or "path"
+        place = error["loc"][1:]  # after "body", "query" or "path"
         own = place[-1:] if error["type"] == "extra_forbidden" else ()  # the client's word, whatever it is
         parts = [str(part) for part in (*(each for each in place[: len(place) - len(own)] if each not in (ONE, EACH)), *own)]
         param = ".".join(parts)[:MAX_NAME]
@@ -250,7 +250,7 @@ _WORD = re.compile(
     r"""(?<=^and )\w+|can't be compiled: .*|"(?:\\.|[^"\\])*"?|(?<!\w)'(?:\\.|[^'\\])*'?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+""",
     re.DOTALL,
 )
-"""What may be the name of a field; what is quoted, and the places in a grammar, are words of the client's. Behind an "and" at the
+"""What may be the name of a field; what is quoted, and the places in a grammar, are words of the client's. After an "and" at the
 beginning is the second of two fields at fault."""
 
 

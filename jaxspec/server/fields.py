@@ -69,7 +69,7 @@ def described_as(description: str) -> WrapValidator:
 
 
 ONE, EACH = "<one>", "<each>"
-"""What pydantic adds to the place of an error, behind the field, for `one_or_each`. Messages leave it out."""
+"""What pydantic adds to the place of an error, after the field, for `one_or_each`. Messages leave it out."""
 one_or_each = Discriminator(lambda value: EACH if isinstance(value, list) else ONE)
 """Tells an object, whose tag is ONE, from a list of them, whose tag is EACH."""
 type Strings = Annotated[list[str], FailFast()]

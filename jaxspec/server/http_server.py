@@ -107,7 +107,7 @@ class Connection(H11Protocol):
         else:
             is_unused = self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY)
         if is_unused:
-            self._expect_request()  # or the rest of one that came behind the last, or was refused before its end
+            self._expect_request()  # or the rest of one that came after the last, or was refused before its end
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -262,7 +262,7 @@ class Publisher(PageObserver):
                 return
 
     def _batch(self, first: Event) -> tuple[list[list[Any]], bool]:
-        """This event and all that have happened since, as they are sent; and whether the end came behind them."""
+        """This event and all that have happened since, as they are sent; and whether the end came after them."""
         batch: list[list[Any]] = []
         last: Node | None = None
         for count, event in enumerate(self._waiting(first), 1):

@@ -66,7 +66,7 @@ def prompt_offsets(
 
 def _places(text: str, echo: str) -> list[int] | None:
     """Where in `echo` each character of the decoded text is, and the end. The text may begin and end with other tokens, and
-    SentencePiece's tokenizers write a space behind special ones. None: `echo` is another text."""
+    SentencePiece's tokenizers write a space after special ones. None: `echo` is another text."""
     end, found, begin = len(echo), [len(echo)], text.rfind(echo)
     for character in reversed(text if begin < 0 else text[: begin + len(echo)]):
         if end and character == echo[end - 1]:

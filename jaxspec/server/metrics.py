@@ -103,7 +103,7 @@ class Sample(NamedTuple):
     value: float
     labels: Mapping[str, str]
     suffix: str = ""
-    """Behind the name: a histogram has several."""
+    """After the name: a histogram has several."""
 
 
 def family(kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> Metric:

@@ -15,7 +15,7 @@ from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings, d
 type GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR)]
 ANY_OBJECT = '{"type": "object"}'
 FIXED_LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""As json.dumps writes it in Python: all on one line, with a space behind each comma and colon. More of the text is forced."""
+"""As json.dumps writes it in Python: all on one line, with a space after each comma and colon. More of the text is forced."""
 STRUCTURAL_TAG = {"format", "structures", "triggers"}
 OF_TYPE = {"json_schema": {"json_schema"}, "structural_tag": STRUCTURAL_TAG}
 """What belongs to a type of response_format, by type."""

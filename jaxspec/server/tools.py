@@ -33,7 +33,7 @@ SPACES: Structure = {"type": "regex", "pattern": r"\s{0,4}"}
 """Between the thinking and what comes after it."""
 
 CONTINUES = "<|the answer continues here|> "
-"""Put behind the message that the answer continues, and cut off again. Templates that trim messages trim the space too."""
+"""Put after the message that the answer continues, and cut off again. Templates that trim messages trim the space too."""
 
 
 class Function(RequestModel):
@@ -215,7 +215,7 @@ def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None
 def constraint_for(
     use: ToolUse | None, given: Given | None, reasoning: ReasoningFormat | None, thinking: Thinking
 ) -> Given | None:  # fmt: skip
-    """What the whole answer must follow: its calls and its constraint, behind the thinking. None: anything. Raises ApiError."""
+    """What the whole answer must follow: its calls and its constraint, after the thinking. None: anything. Raises ApiError."""
     try:
         if use is not None and (use.must_call or given is not None):
             body, field = use.format.structures.calls(use.schemas, use.strict, only_one=use.only_one), "tools"

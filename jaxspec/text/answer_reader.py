@@ -107,7 +107,7 @@ class AnswerReader:
         return (yield from self._run(_WORD))
 
     def argument(self) -> Reading[str]:
-        """Reads the name of an argument, which may be any of a schema's, such as $top, to the sign behind it."""
+        """Reads the name of an argument, which may be any of a schema's, such as $top, to the sign after it."""
         return (yield from self._run(_ARGUMENT)).strip()
 
     def _run(self, pattern: re.Pattern[str]) -> Reading[str]:
@@ -142,7 +142,7 @@ class AnswerReader:
             yield from self.more()
 
     def name_until(self, word: str) -> Reading[str]:
-        """Reads a short text and the word behind it. Raises MalformedCall."""
+        """Reads a short text and the word after it. Raises MalformedCall."""
         start = self.at
         while (end := self.text.find(word, start, start + MAX_NAME)) < 0:
             if (is_long := len(self.text) - start >= MAX_NAME) or not (yield from self.more()):

@@ -208,7 +208,7 @@ def _quote(text: str) -> str:
 
 
 def _by_tools(having: str, lacking: str) -> str:
-    """One template of two. No whitespace changes: a tag takes the line's end behind it along; a plus keeps what is before it."""
+    """One template of two. No whitespace changes: a tag takes the line's end after it along; a plus keeps what is before it."""
     having, lacking = (each.removesuffix("\n") for each in (having, lacking))  # as jinja2 does at a template's end
     return f"{{% if tools %}}\n{having}{{%+ else %}}\n{lacking}{{%+ endif %}}"
 

@@ -34,7 +34,7 @@ class Detokenizer:
         prompt: Sequence[int] = (),
     ):
         """Args:
-        prompt: what the text continues. A SentencePiece tokenizer leaves out a text's first space, but not one behind a prompt.
+        prompt: what the text continues. A SentencePiece tokenizer leaves out a text's first space, but not one after a prompt.
         min_tokens: stop strings that end before this token don't count.
         with_offsets: keep `offsets`. It takes longer, as tokens are then decoded one by one.
         """

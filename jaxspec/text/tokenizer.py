@@ -68,7 +68,7 @@ def _load(directory: Path) -> Tokenizer:
 
 
 def _of_pieces(file: Path, settings: dict) -> Tokenizer:
-    """The tokenizer of tokenizer.model, as transformers 4 made it: with `legacy`, a space begins text behind special tokens."""
+    """The tokenizer of tokenizer.model, as transformers 4 made it: with `legacy`, a space begins text after special tokens."""
     from jaxspec.checkpoints.sentence_pieces import add_tokens, read_pieces  # few directories need it
 
     pieces = read_pieces(file)
@@ -101,7 +101,7 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 def is_plain(directory: Path) -> bool:
     """Whether tokenizer.json is all there is to know. AutoTokenizer reads its vocabulary only, where a class is named or the model
-    type has one, and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space behind
+    type has one, and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space after
     special tokens (LlamaTokenizer), and in Qwen2's way whatever has that model type (CodeQwen1.5, DeepSeek-R1-Distill-Qwen)."""
     if not all((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "config.json")):
         return False

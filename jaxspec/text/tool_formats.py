@@ -124,7 +124,7 @@ def python_call(name: str, schema: Schema | None) -> Structure:
 
 
 def _more(arguments: Sequence[Structure]) -> list[Structure]:
-    """Any of them, behind others."""
+    """Any of them, after others."""
     return [optional(sequence(const(", "), each)) for each in arguments]
 
 

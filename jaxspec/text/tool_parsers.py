@@ -68,7 +68,7 @@ class Calls:
         self._reader.mark = self._reader.at
 
     def done(self, word: str) -> Reading[None]:
-        """All calls here have ended, and the white space behind them was read. Raises Unfinished if the text ends within the word,
+        """All calls here have ended, and the white space after them was read. Raises Unfinished if the text ends within the word,
         which begins further ones."""
         text = self._reader.text[self._reader.mark : self._reader.at]
         self._separate(text[len(text.rstrip()) :])
@@ -79,7 +79,7 @@ class Calls:
             raise Unfinished
 
     def content(self, text: str) -> Content:
-        """A piece of what is around calls, behind white space that was beside the calls in between."""
+        """A piece of what is around calls, after white space that was beside the calls in between."""
         space, self._space = self._space or "", ""
         return Content(space + text)
 
@@ -135,12 +135,12 @@ def read_tagged(reader: AnswerReader, tools: Tools) -> Reading[None]:
 
 
 def read_llama3(reader: AnswerReader, tools: Tools) -> Reading[None]:
-    """Calls in JSON at the beginning of the answer, or behind <|python_tag|>, with semicolons between them."""
+    """Calls in JSON at the beginning of the answer, or after <|python_tag|>, with semicolons between them."""
     yield from _read_at_start(reader, Calls(reader, tools), "{", _read_json_calls)
 
 
 def read_pythonic(reader: AnswerReader, tools: Tools) -> Reading[None]:
-    """A list of Python calls at the beginning of the answer, or behind <|python_tag|>: [f(a=1), g(b="x")]."""
+    """A list of Python calls at the beginning of the answer, or after <|python_tag|>: [f(a=1), g(b="x")]."""
     yield from _read_at_start(reader, Calls(reader, tools), "[", _read_python_calls)
 
 

@@ -1,4 +1,4 @@
-"""Training block heads: blocks behind random places of a text, all at once, drafted as in decoding.
+"""Training block heads: blocks after random places of a text, all at once, drafted as in decoding.
 
 A block begins at a token of an answer, and its drafts count up to where the answer ends (as in DeepSpec's trainer). Of DFlash's
 drafts (arXiv 2602.06036) early ones count more, as later ones need them. Its authors learn from the text's own tokens; here both
@@ -67,7 +67,7 @@ def drafted(
 
 
 def unroll_blocks(head: BlockHead, target: Llama, taught: Lesson, rows: Rows, roots: Int[Array, "b a"], loss: str) -> Unrolled:
-    """Drafts a block behind each root. `loss` is one of LOSSES.
+    """Drafts a block after each root. `loss` is one of LOSSES.
 
     Draft i of a block at column r is compared with the target's distribution at column r + i, which predicts the same token. It
     counts if that column and all before it in the block are learnt and of the same conversation. Losses are means over all blocks,

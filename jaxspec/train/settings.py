@@ -88,5 +88,5 @@ class TrainSettings:
 
     @property
     def levels(self) -> int:
-        """Tokens that are drafted in training, one behind another."""
+        """Tokens that are drafted in training, one after another."""
         return self.depth or (7 if self.algorithm in BLOCKS else 3)

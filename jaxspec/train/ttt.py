@@ -2,7 +2,7 @@
 
 Losses and masks are those of SafeAILab's trainer (tests/train/test_reference.py holds them to 1e-5), with one difference: it pads
 the target's logits with zeros, so if token 0 has a draft id and a row's last position is learnt, its head also learns to find all
-tokens equally likely there. Ours learns nothing behind the end of a row.
+tokens equally likely there. Ours learns nothing after the end of a row.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ LOSSES = dict(zip(LOSS_NAMES, (cross_entropy, unlikely_match), strict=True))
 
 
 class Rows(NamedTuple):
-    """A batch of text. One row may hold several conversations, one behind the other.
+    """A batch of text. One row may hold several conversations, one after the other.
 
     In:  conversations [5, 6, 7] and [8, 9], whose last two and last one tokens are answers, in a row of 6
     Out: tokens [5, 6, 7, 8, 9, 0], segments [1, 1, 1, 2, 2, 0], positions [0, 1, 2, 0, 1, 0], learnt [0, 1, 0, 0, 0, 0]

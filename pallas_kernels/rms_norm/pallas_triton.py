@@ -110,6 +110,6 @@ def _columns(ref):
 
 
 def _store_normed(values, weight, out_ref, place, inside, eps: float):
-    """Norms a row, whose values are 0 behind its end, and stores it there."""
+    """Norms a row, whose values are 0 after its end, and stores it there."""
     scaled = values * jax.lax.rsqrt(jnp.sum(values * values) / out_ref.shape[-1] + eps)
     pltriton.store(out_ref.at[place], scaled.astype(out_ref.dtype) * weight, mask=inside)

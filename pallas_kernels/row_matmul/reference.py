@@ -23,7 +23,7 @@ FORMATS = {
     "q8_0": Format(32, 34), "q4_0": Format(32, 18), "q4_1": Format(32, 20), "q4_k": Format(256, 144), "q6_k": Format(256, 210),
     "fp8_32": Format(32, 36), "int4_32": Format(32, 20),
 }  # fmt: skip
-"""GGUF's, and two of our own: 32 numbers of FP8 behind a float32 scale, and Q4_0 with a float16 zero point behind its scale."""
+"""GGUF's, and two of our own: 32 numbers of FP8 after a float32 scale, and Q4_0 with a float16 zero point after its scale."""
 
 
 def reference_matmul(

@@ -15,11 +15,11 @@ class PackedMask(NamedTuple):
     """A mask [b, w, s] in words of 32 keys, and the range of keys that each row needs."""
 
     bits: Int32[Array, "b w words"]
-    """Bit j of word i says whether the row sees window key 32 i + j; bits behind the last key are 0."""
+    """Bit j of word i says whether the row sees window key 32 i + j; bits after the last key are 0."""
     first: Int32[Array, "b w"]
     """The first key that the row sees; s where it sees none."""
     end: Int32[Array, "b w"]
-    """One behind the last key that the row sees; 0 where it sees none."""
+    """One after the last key that the row sees; 0 where it sees none."""
 
 
 def pack_mask(mask: Bool[Array, "b w s"]) -> PackedMask:

@@ -1,7 +1,7 @@
 """Tree attention as a Pallas kernel for NVIDIA GPUs from the A100 on (Pallas' Triton backend).
 
 Flash-decoding (Dao et al. 2023, "Flash-Decoding for long-context inference"): the keys of a sequence, cached ones first and window
-keys behind them, are cut into blocks; the blocks are shared out among `splits` programs, each of which runs FlashAttention's online
+keys after them, are cut into blocks; the blocks are shared out among `splits` programs, each of which runs FlashAttention's online
 softmax over its share; a second, small kernel merges the partial results. With one split the first kernel writes the
 result itself. Query heads that share a KV head are rows of one tile: row r is window row r // group, head r % group of its group.
 

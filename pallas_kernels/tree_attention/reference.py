@@ -23,7 +23,7 @@ def reference_attention(
     mask: Bool[Array, "b w s"],
     scales: Scales | None = None,
 ) -> Float[Array, "b w heads head_dim"]:
-    """Gathers the sequence's pages, puts the window behind them and attends. See `api.tree_attention`."""
+    """Gathers the sequence's pages, puts the window after them and attends. See `api.tree_attention`."""
     b, w, heads, head_dim = q.shape
     kv_heads = k_window.shape[2]
     slots = page_table.shape[1] * k_pages.shape[1]

@@ -26,7 +26,7 @@ class Tiling:
     keys: int
     """Keys per block, a power of two and at least 32, a word of the packed mask. Independent of the page size."""
     padded_dim: int
-    """head_dim rounded up to a power of two; the columns behind it are masked."""
+    """head_dim rounded up to a power of two; the columns after it are masked."""
     row_blocks: int
     splits: int
     """Programs that share the keys of one tile of rows."""

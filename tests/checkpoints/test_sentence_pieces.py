@@ -79,7 +79,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path):
 
 @pytest.mark.parametrize("legacy", [True, False, None])
 def test_vicuna_needs_no_tokenizer_json(tmp_path: Path, legacy: bool | None):
-    """Unless `legacy` is false, a space begins each text behind special tokens."""
+    """Unless `legacy` is false, a space begins each text after special tokens."""
     vocabulary = pieces()
     (tmp_path / "tokenizer.model").write_bytes(written(vocabulary, *LLAMA))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(SETTINGS | {"legacy": legacy}))

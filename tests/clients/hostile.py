@@ -19,7 +19,7 @@ SECONDS = 60
 SENDERS = 4
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-"""Behind a request whose end is not clear, or in its body. It must not be answered."""
+"""After a request whose end is not clear, or in its body. It must not be answered."""
 WORDS = ("", "a", "city", "x" * 300, "\u0000", "\ud800", "日本 😀", "__proto__", "$ref", "</tool_call>", "<think>", '{"name":')
 REGEXES = (
     "a", "(a+)+$", "(a|aa)*b", "a{100000}", "(((((a{99}){99}){99}){99}){99})", "[", "(?=a)b", "(?P<x>a)(?P=x)", "\\p{L}{2,4}",
@@ -242,7 +242,7 @@ def clear(chance: random.Random, path: str, body: bytes) -> Hostile:
 
 
 def unclear(chance: random.Random, path: str, body: bytes) -> Hostile:
-    """Framed so that two readers may disagree, with a request behind that nobody may answer."""
+    """Framed so that two readers may disagree, with a request after that nobody may answer."""
     size = len(body)
     lines = chance.choice(
         [

@@ -26,7 +26,7 @@ def of_tools(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_each_request_has_its_answers_and_leaves_nothing(of_tools, requests=2000):
-    """No 5xx, no hang, no answer to what is hidden behind or in a request. (20,000: python -m tests.clients.hostile.)"""
+    """No 5xx, no hang, no answer to what is hidden after or in a request. (20,000: python -m tests.clients.hostile.)"""
 
     def canary() -> str:
         answer = httpx.post(f"{of_tools.url}/v1/completions", json=CANARY, timeout=60)

@@ -82,7 +82,7 @@ def evaluate(
 
 
 def likelihood(http: httpx.Client, prompt: str, choice: str) -> tuple[float, bool]:
-    """Log probability of the choice behind the prompt, and whether each of its tokens is the likeliest: by /generate."""
+    """Log probability of the choice after the prompt, and whether each of its tokens is the likeliest: by /generate."""
     start, ids = (len(tokens(http, prompt)), tokens(http, prompt + choice))
     body = {"input_ids": ids, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     answer = http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}})

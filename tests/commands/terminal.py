@@ -40,7 +40,7 @@ class Terminal:
         self.expect(f"{text}\n")  # the terminal's echo
 
     def interrupt(self, line: str, wanted: str) -> None:
-        """Ctrl-C behind the beginning of a line, until this text is shown: Python notices a Ctrl-C that comes between the prompt
+        """Ctrl-C after the beginning of a line, until this text is shown: Python notices a Ctrl-C that comes between the prompt
         and its wait for a key only with the next one."""
         for _ in range(6):
             self.type(line + CTRL_C)

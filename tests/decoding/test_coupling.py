@@ -73,7 +73,7 @@ def predicted(head: DraftHead, state: State) -> Prediction:
 
 
 def scores_of(head: DraftHead, state: State, logits: jax.Array) -> jax.Array:
-    """The scores behind the roots."""
+    """The scores after the roots."""
     return predicted(head, state).of_kinds(lambda scores: scores, logits, 0)
 
 

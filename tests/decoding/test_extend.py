@@ -1,4 +1,4 @@
-"""However tokens get into the caches (in one chunk, behind a prefix hit, by plain cycles or by trees), the caches are the same."""
+"""However tokens get into the caches (in one chunk, after a prefix hit, by plain cycles or by trees), the caches are the same."""
 
 from functools import cache
 from typing import Any
@@ -254,7 +254,7 @@ def forward_of_padded_text():
 
 
 def whole_forward(text: list[int]) -> np.ndarray:
-    """Logits of the token behind each token of the text, from one pass over all of it. (No token sees the padding behind it.)"""
+    """Logits of the token after each token of the text, from one pass over all of it. (No token sees the padding after it.)"""
     return np.asarray(forward_of_padded_text()(jnp.array([text + [0] * (LENGTH - len(text))]))[0, : len(text)])
 
 

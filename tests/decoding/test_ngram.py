@@ -204,7 +204,7 @@ def test_trees_that_limit_a_head_need_n_grams_beside_it(drafter, options):
 
 
 def check_sources(text: list[int], tree: DraftedTree) -> None:
-    """What n-grams proposed behind the root followed it before. `text`: up to the root."""
+    """What n-grams proposed after the root followed it before. `text`: up to the root."""
     pairs = set(itertools.pairwise(text))
     assert len(tree.sources) == len(tree.tokens) - 1
     for token, parent, source in zip(tree.tokens[1:], tree.parents[1:], tree.sources, strict=True):

@@ -1,4 +1,4 @@
-"""What the programs of this folder found: lines of JSON, to which each run adds. An interrupted run goes on behind them."""
+"""What the programs of this folder found: lines of JSON, to which each run adds. An interrupted run goes on after them."""
 
 import json
 import os

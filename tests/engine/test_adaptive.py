@@ -303,8 +303,8 @@ def test_it_tries_again_when_a_text_may_have_turned_good():
 
 
 def test_each_cycle_is_drafted_by_what_the_match_promises():
-    """N-grams alone behind a long match, though the head pays, and the head behind none, in one text, whatever came before. Long
-    matches cost the head's tree nothing: behind none its estimate stays."""
+    """N-grams alone after a long match, though the head pays, and the head after none, in one text, whatever came before. Long
+    matches cost the head's tree nothing: after none its estimate stays."""
     alone, rng = TreeShape(7, 4, 8, 0), random.Random(0)
     seconds = {LARGE: 2.0, alone: 1.4, PLAIN: 1.0}
     controller = AdaptiveTrees(tuple(seconds), [alone])

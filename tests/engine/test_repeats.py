@@ -26,7 +26,7 @@ def place_behind(text: list[int], root: int) -> int | None:
 
 
 def cycles_of(text: list[int], prompt: int, depth: int) -> list[int]:
-    """What each cycle emits; the last one may not end. Behind a token that came as expected, too, a cycle goes on where it was."""
+    """What each cycle emits; the last one may not end. After a token that came as expected, too, a cycle goes on where it was."""
     root, emitted, place = prompt - 1, list[int](), place_behind(text, prompt - 1)
     while (after := root + (emits := emitted_by(text, root, depth, place))) < len(text):
         came = place is not None and text[place + emits - 1] == text[after]

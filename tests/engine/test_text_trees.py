@@ -31,7 +31,7 @@ class Served:
         self.trees = TreeChoice(config, PLAIN, NgramDrafter.traits, lambda: self.now)
 
     def serve(self, text: list[int], ready: Sequence[TreeShape] = READY) -> float:
-        """Decodes the text behind its prompt, and says how many times as fast as plain decoding that was."""
+        """Decodes the text after its prompt, and says how many times as fast as plain decoding that was."""
         params, before = SamplingParams(max_tokens=LENGTH), self.now
         request = Request("a", GenerationRequest(tuple(text[:PROMPT]), params), 0, (), Detokenizer(None))
         while len(request.tokens) < len(text):
@@ -97,7 +97,7 @@ def beside_a_head() -> AdaptiveTrees:
 
 
 def test_beside_a_head_the_first_cycles_are_those_of_its_own_tree():
-    """N-grams alone promise little, however fast they are, but behind a long match."""
+    """N-grams alone promise little, however fast they are, but after a long match."""
     adaptive, factors = beside_a_head(), DraftFactors.new()
     assert adaptive.choose(1, [Outlook(factors)]) == OWN
     assert adaptive.choose(1, [Outlook(factors, len(LEVELS))]) == OF_TEXT

@@ -122,7 +122,7 @@ def test_a_text_is_cut_where_its_grammar_ends(grammars):
 
 
 def test_a_node_that_nothing_can_follow_spoils_no_other(grammars):
-    """The vocabulary can't write "é": behind "b" the library gives up, and never works again."""
+    """The vocabulary can't write "é": after "b" the library gives up, and never works again."""
     walker, fresh = (matcher(grammars, "regex", "x(a[cd]{2}|bé)") for _ in range(2))
     tokens, parents = [ord(letter) for letter in "xbéacd"], [-1, 0, 1, 0, 3, 4]
     tokens[2] = 1
@@ -167,7 +167,7 @@ def tag_of(content: dict[str, str], end: str) -> str:
     ],
 )
 def test_what_can_only_repeat_itself_is_not_read_ahead(grammars, kind, text):
-    """Behind "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
+    """After "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
     later than the first token. It is tried in a process that is ended after two seconds."""
     grammars.tried((kind, text)).result()
 
@@ -180,7 +180,7 @@ def test_long_repetitions_are_noticed_in_no_time():
 
 
 def test_space_that_can_only_repeat_itself_is_not_read_ahead():
-    """As above, but only later: behind a number and two spaces."""
+    """As above, but only later: after a number and two spaces."""
     guided = {"whitespace_pattern": " +", "item_separator": " ,"}
     assert compiling.may_run_on("json_schema", json.dumps({"x-guidance": guided}))
     assert not any(

@@ -50,7 +50,7 @@ def asking(path: str, tokens: int, **params: Any) -> dict[str, Any]:
 
 @dataclass
 class Client:
-    """An HTTP client of a server, and the engine behind it."""
+    """An HTTP client of a server, and the engine after it."""
 
     http: httpx.Client
     engine: FakeEngine

@@ -63,7 +63,7 @@ TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
 def with_tags(tokenizer: PreTrainedTokenizerFast, *special: str) -> PreTrainedTokenizerFast:
-    """With TAGS as tokens that are text, as in Qwen3's, and behind them special ones."""
+    """With TAGS as tokens that are text, as in Qwen3's, and after them special ones."""
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     return tokenizer

@@ -193,7 +193,7 @@ def test_a_block_is_named_alike_by_every_server_and_after_its_whole_prefix():
 
 def test_blocks_that_follow_one_another_are_one_event():
     with publishing() as (publisher, cache), reading(publisher) as reader:
-        publisher._keeping.acquire()  # the thread stops behind the first batch, so that the others wait together
+        publisher._keeping.acquire()  # the thread stops after the first batch, so that the others wait together
         held = cache.match([])
         assert cache.grow(held, 20)
         cache.publish(held, list(range(20)), 20)

@@ -185,7 +185,7 @@ def test_a_conversation_counts_as_the_template_leaves_it():
 
 
 def test_special_tokens_without_a_name_are_special():
-    """As <|python_tag|> is in Llama 3.1: the text lacks it, and calls behind it would be lost."""
+    """As <|python_tag|> is in Llama 3.1: the text lacks it, and calls after it would be lost."""
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(["<|python_tag|>"])
     tokenizer.add_special_tokens({"bos_token": "<s>"})

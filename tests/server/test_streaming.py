@@ -122,7 +122,7 @@ TOLD = dict.fromkeys(BODIES, ('data: {"error":{"message":"SAID', "data: [DONE]\n
     RESPONSES: ("event: response.failed\ndata: ", '"status":"failed"', '"error":{"code":"server_error","message":"SAID'),
     MESSAGES: ('event: error\ndata: {"type":"error","error":{"type":"KIND","message":"SAID',),
 }
-"""What begins the event that tells of a failure, and what comes behind."""
+"""What begins the event that tells of a failure, and what comes after."""
 
 
 @pytest.mark.parametrize(

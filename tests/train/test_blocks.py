@@ -31,7 +31,7 @@ def rows() -> Rows:
 
 
 def by_drafting(drafter: BlockDrafter, tokens: jax.Array, features: jax.Array, lengths: jax.Array) -> jax.Array:
-    """The logits [b, steps, v] behind texts [b, WIDTH] of these lengths and a root, whose features are [b, WIDTH, f]."""
+    """The logits [b, steps, v] after texts [b, WIDTH] of these lengths and a root, whose features are [b, WIDTH, f]."""
     count, roots = len(lengths), jnp.take_along_axis(tokens, lengths[:, None], 1)[:, 0]
     state: State = new_state(TARGET.config, drafter, Sizes(count, count * PAGES, PAGE, PAGES * PAGE, 1, jnp.float32))
     rows, ones = jnp.arange(count), jnp.ones(count, jnp.int32)
@@ -45,7 +45,7 @@ def by_drafting(drafter: BlockDrafter, tokens: jax.Array, features: jax.Array, l
 @pytest.mark.variants
 @pytest.mark.parametrize("name", ["windows", exhaustive("DFlash"), exhaustive("JetSpec")])
 def test_a_block_in_training_is_that_of_the_drafter(name):
-    """Behind every root, whatever else is in the row, and with the losses and right drafts that follow."""
+    """After every root, whatever else is in the row, and with the losses and right drafts that follow."""
     head, given, roots = random_block(TARGET.config, **HEADS[name]), rows(), jnp.array(ROOTS)
     drafter, steps = BlockDrafter.of(head), head.config.max_steps
 
