@@ -16,8 +16,8 @@ KV_CACHE_DTYPES = ("auto", FP8)
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
 MATMULS = ("auto", "xla", "skinny")
-"""What computes matrix products: pallas_kernels.row_matmul on CPUs that have it and XLA elsewhere; XLA everywhere; or
-pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows. With "auto" it also computes all with weights of 8 and 4 bits."""
+"""What computes matrix products: pallas_kernels.row_matmul on CPUs that have it and XLA elsewhere; XLA everywhere; or, on
+GPUs, pallas_kernels.skinny_matmul for those of at most 16 rows. With "auto" it also computes all with weights of 8 and 4 bits."""
 
 
 LONGEST_MATCH = 64
@@ -160,7 +160,7 @@ class EngineConfig:
 
     @property
     def head_options(self) -> tuple[str, ...]:
-        """The fields that are set and have no effect without a draft head, nor with `ngram` unless they are about drafts at all."""
+        """The fields that are set and have no effect without a draft head. (Those about any drafts have one with `ngram`.)"""
         of_drafts = ("adaptive", "adaptive_trees", "row_cost", "accept_threshold_single", "accept_threshold_acc")
         names = ("draft_kv_cache_dtype", "draft_window_size", "draft_sink_size", *(() if self.ngram else of_drafts))
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))

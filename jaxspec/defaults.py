@@ -12,7 +12,7 @@ from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, is_hub_name, local_pat
 from jaxspec.tree_shape import NGRAM_TREE, PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
-"""The name of drafts without a head as an algorithm, and in place of a head's."""
+"""The names of drafts without a head: as an algorithm, and where a head's name would stand."""
 BLOCK_TREE = TreeShape(7, 4, 16)
 """Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"
@@ -25,12 +25,12 @@ SMOLLM2_HEAD_BITS = "int8"
 """Its quantization with our kernels for CPUs, where nothing was asked for. Accept lengths stay, and a cycle of 3/1/4 takes 7% less
 time, from 4-bit blocks 10% (two cores of an EPYC, 29 November 2026)."""
 SMOLLM2_TREE = TreeShape(3, 1)
-"""The fastest of the head's on two cores. From 4-bit blocks it gains 8% on chats (docs/performance.md, "On CPUs")."""
+"""The fastest of the head's trees on two cores. From 4-bit blocks it gains 8% on chats (docs/performance.md, "On CPUs")."""
 UNASKED = {None: (NGRAM_TREE, TreeShape(3, 1)), SMOLLM2_HEAD: (SMOLLM2_TREE, NGRAM_TREE.limited(0))}
 """The trees that a CPU tries by default besides plain decoding, with which it begins, by head (None: no head). n-grams are merged
 into them. A chain costs a CPU half of what the tree of eight does."""
 SMOLLM2_SAMPLING = {"temperature": 0.0}
-"""Its file says nothing; sampled, even at its card's 0.2, so small a model now and then writes nonsense without an end."""
+"""Its file says nothing; sampled, even at its card's 0.2, so small a model now and then writes endless nonsense."""
 
 
 def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path:
@@ -60,7 +60,7 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
 
 
 def check_name(model: str | Path | None) -> None:
-    """Raises ValueError for what can be no model: no path that exists, and no name of ours or the Hub's. Asks no network."""
+    """Raises ValueError for what can't be a model: neither a path that exists nor a name of ours or the Hub's. Uses no network."""
     if not isinstance(model, str | PathLike | None):
         raise ValueError(f"a model or draft head is a name or a path, got {model!r:.80}")
     if model is not None and str(model) != SMOLLM2 and not Path(model).exists() and not is_hub_name(model):

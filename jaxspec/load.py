@@ -42,13 +42,13 @@ from jaxspec.tree_shape import PLAIN, TreeLike, TreeShape
 from pallas_kernels.row_matmul import what_is_missing
 
 ROW_BYTES = 0.16
-"""A row's arithmetic takes as long as to read so many bytes per weight. Of a plain cycle a further row takes 0.04 in float32, 0.05
+"""A row's arithmetic takes as long as reading so many bytes per weight. A further row takes 0.04 of a plain cycle in float32, 0.05
 to 0.11 in bfloat16, 0.12 to 0.17 in int8 and 0.18 in 4 bits (SmolLM2, 8 and 32 rows, two cores of an EPYC, 29 November 2026)."""
 SMALL_MODEL = 50_000_000
-"""In models with fewer weights a head alone is left as it is: the conditions under which it goes on take as long as the rows that
-they save. (The built-in model has 12 million: 3/1/4 would be 6% slower. SmolLM2 is 13% faster, from 4-bit blocks.)"""
+"""In models with fewer weights, rows have no cost for a head without n-grams: checking what pays takes as long as the rows that it
+saves. (The built-in model has 12 million: 3/1/4 would be 6% slower. SmolLM2 is 13% faster, from 4-bit blocks.)"""
 MOST_ROW_COST = 0.2
-"""Of 4-bit weights, which are unpacked once for all rows."""
+"""The row cost of 4-bit weights, which are unpacked once for all rows."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class LoadedModels:
 
     @property
     def trees(self) -> tuple[TreeShape, ...]:
-        """The engine's tree, and those that it measures beside it."""
+        """The engine's tree, and the others that it measures."""
         return tuple(dict.fromkeys((self.tree, *self.config.adaptive_trees)))
 
     @cached_property

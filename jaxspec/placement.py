@@ -36,8 +36,8 @@ IN_ONE_GRAPH = {
 """What CUDA graphs may contain: XLA's default, and sums between devices. Without these every sum would end a graph, 26 in a cycle
 of 8 layers. (A list replaces the default; XLA_FLAGS also takes +COLLECTIVES, but options of one program don't.)"""
 UNTIMED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-"""For programs that are compiled beside a cache and running requests. Timing would take memory that these need, and time them,
-too. Products are then cuBLAS's, which has its own rules to choose by; Triton's would get tiles that fit nothing."""
+"""For programs that are compiled while a cache is allocated and requests run. Timing would take memory that these need, and time
+them, too. cuBLAS then computes products, as it has rules of its own to choose by; Triton's would get tiles that fit nothing."""
 
 
 def available_devices() -> list[jax.Device]:
@@ -54,7 +54,7 @@ def available_devices() -> list[jax.Device]:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Python's handlers of signals run afterwards: JAX drops whatever they raise while it loads its plugins."""
+    """Delays Python's signal handlers until the end, because JAX drops whatever they raise while it loads its plugins."""
     came: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()  # no other one may set handlers
     known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2) if is_main}
@@ -107,7 +107,7 @@ class Placement:
 
     @cached_property
     def whole(self) -> Sharding:
-        """Of arrays that every device has."""
+        """The sharding of arrays that every device has whole."""
         return SingleDeviceSharding(self.device) if len(self.devices) == 1 else NamedSharding(self.mesh, PartitionSpec())
 
     @cached_property
@@ -201,7 +201,7 @@ class Placement:
 
     @staticmethod
     def _specs(arrays: Any) -> Any:
-        """How devices share arrays beside weights: keys and values by their heads, nothing else."""
+        """How devices share arrays other than weights: keys and values by their heads, nothing else."""
 
         def spec(each: Any) -> Any:
             return KeysValues(*(BY_HEADS,) * 2) if isinstance(each, KeysValues) else PartitionSpec()  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ class Placement:
 
 
 def layers_of(arrays: Mapping[Keys, Any]) -> dict[Keys, dict[str, Any]]:
-    """Parameters by the path of their layer, and their names in it; those of no layer alone.
+    """Parameters by the path of their layer, and their names in it; one outside any layer stands alone.
 
     In:  {("mlp", "down_proj", "kernel"): w, ("embed_tokens",): e}
     Out: {("mlp", "down_proj"): {"kernel": w}, ("embed_tokens",): {"": e}}

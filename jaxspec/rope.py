@@ -8,7 +8,7 @@ import numpy as np
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 EXTENDING = ("linear", "yarn")
-"""Kinds beside which max_position_embeddings is the length before the scaling, as in transformers' documentation and vLLM."""
+"""Kinds with which max_position_embeddings is the length before the scaling, as in transformers' documentation and vLLM."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class RopeConfig:
 
 def yarn_factor(scaling: dict) -> float:
     """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1. With mscale and mscale_all_dim (DeepSeek's),
-    each of which scales the logarithm, the quotient of both. attn_factor multiplies it, as in vLLM and SGLang (of
-    DeepSeek-R1-0528-Qwen3-8B it makes 1; transformers ignores it)."""
+    each of which scales the logarithm, the quotient of the two sums. attn_factor multiplies it, as in vLLM and SGLang (for
+    DeepSeek-R1-0528-Qwen3-8B this gives 1; transformers ignores it)."""
     logarithm = math.log(max(1.0, float(scaling.get("factor") or 1.0)))
     above, below = (float(scaling.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
     quotient = (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0

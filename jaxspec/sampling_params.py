@@ -34,7 +34,7 @@ type TokenBias = Mapping[int, float] | tuple[tuple[int, float], ...]
 
 
 class Declaration(NamedTuple):
-    """The declaration of a parameter, beside its default and its docstring."""
+    """The declaration of a parameter, in addition to its default and its docstring."""
 
     check: Check
     openai: str | None

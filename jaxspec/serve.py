@@ -239,7 +239,7 @@ def serve(loaded: Loaded, arguments: ServerArguments, listener: socket.socket) -
 
 
 def example(loaded: Loaded) -> str:
-    """A request that fits the model, as it follows the URL. The built-in model has a template, but only completes code."""
+    """A request that fits the model, to follow the server's URL. The built-in model has a template, but only completes code."""
     if loaded.models.tokenizer is None:
         return EXAMPLE_WITHOUT_TOKENIZER
     return EXAMPLE if loaded.chat_template is None or loaded.models.name == BUILT_IN_NAME else CHAT_EXAMPLE
@@ -254,8 +254,8 @@ def tool_format(arguments: ServerArguments, chat_template: "ChatTemplate | None"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; it accepts connections once the server runs. Of a name with several addresses, such as
-    localhost, the IPv4 one. Raises OSError if the address is unavailable."""
+    """A socket bound to the address; it accepts connections once the server runs. If a name has several addresses, as
+    localhost does, it is the IPv4 one. Raises OSError if the address is unavailable."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError:  # such as 127.0.0..1
@@ -273,7 +273,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def warn_if_open(arguments: ServerArguments, listener: socket.socket) -> None:
-    """Logs it if other machines can connect and need no key."""
+    """Logs a warning if other machines can connect without a key."""
     if not ip_address(listener.getsockname()[0]).is_loopback and arguments.settings.api_key is None:
         logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
 

@@ -158,7 +158,7 @@ def chunk(update: Update, index: int) -> dict[str, Any]:
 
 
 def ranked(token: TokenLogprob) -> list[dict[str, Any]]:
-    """The likeliest tokens, best first."""
+    """The most likely tokens, best first."""
     return [{"rank": place, "token_id": each, "logprob": value} for place, (each, value) in enumerate(token.top, 1)]
 
 

@@ -13,7 +13,7 @@ PYTHON = (sys.executable, "-P", "-m")
 """Runs a module, and nothing of the current directory, which may be a model's."""
 POLL_SECONDS, ANSWER_SECONDS, END_SECONDS = 0.2, 5.0, 60.0
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without the proxy that the environment may name: none can reach this machine's loopback."""
+"""Opens URLs without the proxy that the environment may name: no proxy can reach this machine's loopback."""
 HIGHLIGHT, NORMAL = "\033[1;34m", "\033[0m"
 """Bold and blue, in terminals and in notebooks."""
 

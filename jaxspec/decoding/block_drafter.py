@@ -1,7 +1,7 @@
 """The drafter with a block head: one forward, then a tree of the best texts that its positions spell.
 
 Positions are drafted apart from one another, so a text's score is the sum of its tokens' log probabilities, each at its own
-position, and the best tree of n nodes is that of the n best texts (DDTree, arXiv 2604.12989; the paper's heap is a sort per level
+position, and the best tree of n nodes holds the n best texts (DDTree, arXiv 2604.12989; the paper's heap is a sort per level
 here). With a DSpark head a token's probability depends on the token before it, too.
 """
 
@@ -30,7 +30,7 @@ from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 type Children = Callable[[int, Int[Array, "b n"]], tuple[Int[Array, "b n k"], Float[Array, "b n k"]]]
-"""Of a level and the tokens before it, root included: the k likeliest tokens after each, best first, and their log chances."""
+"""Takes a level and the tokens before it, root included: the k most likely tokens after each, best first, and log probabilities."""
 
 
 class BlockState(NamedTuple):
@@ -46,7 +46,7 @@ class View(NamedTuple):
 
     metadata: AttentionMetadata
     edge: Int[Array, "b e"]
-    """Slots that some positions see and others don't, which a window ends between: in the mask they are before the block."""
+    """Slots that some positions see and others don't, as the window ends there: in the mask they come before the block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class BlockDrafter(TrainedDrafter):
 def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, steps: int) -> Float[Array, "b steps v"]:
     """The logits of the `steps` tokens after each root, without those biases that depend on a token."""
     config, cache = head.config, state.draft.cache
-    # Where no position sees a later one, those that nothing is read of are left out.
+    # Where no position sees a later one, positions whose output nobody reads are left out.
     width = config.first + steps if all(config.causal) else config.block_size
     length, root = batch.sequences.length, batch.sequences.root
     tokens = jnp.full((len(root), width), config.mask_token_id, jnp.int32).at[:, 0].set(root)
@@ -114,7 +114,7 @@ def view(
     """What `width` positions, the root's and those after it, see of the head's slots 1 .. length and of the block.
 
     Slot i holds position i - 1. Position length + j sees those above length + j - window, so the first sees `width` - 1 positions
-    that the last does not. These are the edge: all see the slots after it.
+    that the last does not. These slots are the edge: all positions see the slots after it.
     """
     columns = np.arange(width)
     block = columns[:, None] >= columns if causal else np.ones((width, width), bool)
@@ -130,8 +130,8 @@ def view(
 
 
 def at_slots(layer: KeysValues, page_table: Int[Array, "b p"], slots: Int[Array, "b e"]) -> KeysValues | None:
-    """Keys and values of these slots; None if there are none. Those below slot 1 are zeros, as attention multiplies even what it
-    does not see."""
+    """Keys and values of these slots; None if there are none. Below slot 1 they are zeros, as attention also multiplies
+    what it does not see."""
     if not slots.shape[1]:
         return None
     size, is_slot, slots = layer.k.shape[1], (slots > 0)[..., None, None], jnp.maximum(slots, 0)
@@ -146,7 +146,7 @@ def behind(head: BlockHead, logits: Float[Array, "b steps v"], level: int, befor
 
 
 def chain(head: BlockHead, logits: Float[Array, "b steps v"], root: Int[Array, " b"], prediction: Prediction | None) -> Chain:
-    """The likeliest token of each level, after that of the level before."""
+    """The most likely token of each level, given the one chosen at the level before."""
     levels = logits.shape[1]
     if not head.is_conditional:
         return Chain(best_child(head, logits, jnp.arange(levels), prediction))
@@ -157,7 +157,7 @@ def chain(head: BlockHead, logits: Float[Array, "b steps v"], root: Int[Array, "
 
 
 def children_of(head: BlockHead, logits: Float[Array, "b steps v"], k: int, prediction: Prediction | None) -> Children:
-    """The k likeliest children: the head's or, for sampled requests, those that the target is likely to choose under its noise."""
+    """The k most likely children: the head's or, for sampled requests, those that the target will likely choose under its noise."""
     if head.is_conditional:
         return lambda level, before: best_children(head, behind(head, logits, level, before), k, level, prediction)
     tokens, log_probs = best_children(head, logits, k, jnp.asarray(np.arange(logits.shape[1])), prediction)  # a constant: no launch
@@ -172,8 +172,8 @@ def children_of(head: BlockHead, logits: Float[Array, "b steps v"], k: int, pred
 def best_texts(children: Children, root: Int[Array, " b"], steps: int, count: int, width: int) -> Candidates:
     """Candidates that hold the `count` best texts, level by level, the best of each level first.
 
-    Of a level, no more can be among the `count` best than leave room for a text of every level above. `width`: texts of a level
-    that are continued, at most; `count` continues all that can matter.
+    With a text its prefixes are among the `count` best, one at every level above it, which limits the texts of deep levels.
+    `width`: the most texts of a level that are continued; with `count` these are all that can matter.
 
     In:  children 5 and 6 with log probabilities -0.1 and -2.4 everywhere, steps 2, count 3
     Out: tokens [5, 6, 5, 6], scores [-0.1, -2.4, -0.2, -2.5], parents [-1, -1, 0, 0]

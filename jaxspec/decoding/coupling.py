@@ -35,7 +35,7 @@ LIKELY = -4.0
 INFORMATION_PRIOR = 30.0
 """Information, about that of 30 tokens, which keeps the first moves small."""
 INFORMATION_MEMORY = 0.999
-"""The share of its information that a cycle keeps, so that the weights follow other texts within some thousand tokens."""
+"""The share of the information that each cycle keeps, so that the weights adapt to other texts within some thousand tokens."""
 LOWEST = -1e30
 """Replaces -inf: every token that a head knows may be banned."""
 
@@ -47,7 +47,7 @@ class Calibration(NamedTuple):
     """For unlikely tokens' logits, likely tokens' logits, and the noise times the temperature. Larger weights make the prediction
     more confident."""
     information: Float[Array, "3 3"]
-    """Of the observations so far (Fisher's): the more there is, the smaller is the next move."""
+    """The Fisher information of the observations so far: the more there is, the smaller the next move."""
 
 
 def uncalibrated() -> Calibration:
@@ -56,7 +56,7 @@ def uncalibrated() -> Calibration:
 
 
 type Depth = int | Int[Array, " w"]
-"""Of the nodes that logits [b, w, v] are after: of all, or of each column."""
+"""The depth of the nodes that logits [b, w, v] come after: one for all, or one per column."""
 type Step = Callable[[Float[Array, "b w v"]], Float[Array, "b w v"]]
 
 
@@ -72,8 +72,8 @@ class Prediction(NamedTuple):
     calibration: Calibration
 
     def noise(self, depth: Depth, count: int) -> Float[Array, "b m v"]:
-        """The noise of the target's choices after nodes at this depth, of the tokens that the head knows, which are `count`; m is 1
-        or the number of columns."""
+        """The noise of the target's choices after nodes at this depth, for the `count` tokens that the head knows; m is 1 or the
+        number of columns."""
         ids = jnp.arange(count) if self.token_map is None else self.token_map
         positions = self.batch.sequences.length[:, None] + jnp.atleast_1d(depth) + 1
         return noise_at(positions, self.batch.settings.seed[:, None], ids)
@@ -93,12 +93,12 @@ class Prediction(NamedTuple):
         def nested(logits: Float[Array, "b w v"]) -> Result:
             return jax.lax.cond(self.needed > SamplingKind.GREEDY, sampled(None), likeliest, logits)
 
-        # A branch for each kind halves a GPU's launches, and makes compiling for a CPU a third dearer.
+        # A branch for each kind halves a GPU's launches, but makes compiling for a CPU take a third longer.
         return choose(logits, on_gpu=by_kind, elsewhere=nested)
 
     def scores(self, logits: Float[Array, "b w v"], depth: Depth, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
-        and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
+        and with the noise added; scaled to log probabilities, up to a constant. Greedy requests' logits are only adjusted.
 
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
         exact. `kind`: the batch's highest, where it is known; None: `needed` tells.
@@ -139,7 +139,7 @@ def calibrated(
 
 
 def boundary(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
-    """The boundary of likely tokens' logits, where the probability is exp(LIKELY).
+    """The logit at which the probability is exp(LIKELY): likely tokens are above it.
 
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
     Out: -4
@@ -153,8 +153,8 @@ def log_total(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
 
 
 def log_total_in_one_pass(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
-    """`log_total` with half of the launches: of two parts of a row, that with smaller logits shrinks its sum to the other's
-    measure."""
+    """`log_total` with half of the launches: when two parts of a row are joined, the sum of the one with smaller logits is scaled
+    down to the other's."""
 
     def join(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
         most = jnp.maximum(one[0], other[0])
@@ -168,7 +168,7 @@ def log_total_in_one_pass(logits: Float[Array, "*rows v"]) -> Float[Array, "*row
 
 @jax.named_scope("learn")
 def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[Array, " b"]) -> Calibration:
-    """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
+    """Moves the weights towards the most likely ones, given the head's logits at the roots and the tokens that the target chose.
 
     A Newton move: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
     outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than

@@ -1,8 +1,8 @@
 """One cycle of speculative decoding: draft a tree, verify it, commit the accepted tokens, let the drafter absorb them.
 
 This is the whole algorithm; each stage has its own file. Plain decoding is the same cycle with an empty tree (num_steps = 0).
-All sizes are static, so a cycle is one compiled program, or two where the host has a word in between: what it knows of the tree's
-tokens (masks of a grammar), or candidates of its own. docs/structure.md follows one token through it.
+All sizes are static, so a cycle is one compiled program, or two where the host adds something in between: masks of the tree's
+tokens (from a grammar), or candidates of its own. docs/structure.md follows one token through it.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Proposal(NamedTuple):
     memo: Any
     """The drafter's (Draft.memo)."""
     candidates: Candidates | Chain | None = None
-    """All that were ranked, for a host that ranks them again with others."""
+    """All candidates that were ranked, for a host that ranks them again with its own."""
 
 
 def cycle(models: Models, state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"], tree: TreeShape) -> ProgramOutput:

@@ -1,6 +1,6 @@
 """Where drafts come from: the interface of a drafter, no drafter at all, and several whose drafts are merged.
 
-A drafter is a frozen dataclass that holds no arrays but its weights; drafters that are equal but for these compile to equal
+A drafter is a frozen dataclass that holds no arrays but its weights; drafters that differ only in these compile to equal
 programs. The engine keeps its state (`empty`) with its own, gives it every token of the text once (`absorb`), and asks it for
 candidates before the target runs (`propose`). head_drafter.py drafts token by token with a head, block_drafter.py a block at once.
 """
@@ -23,20 +23,20 @@ from jaxspec.tree_shape import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
 RATE_PRIOR = 4.0
-"""Observations that the first guess of a learnt rate counts for."""
+"""How many observations the first guess of a learnt rate counts as."""
 SUREST, MOST_SHARPNESS = 0.98, 4.0
 """Bounds of a source's rates, and of what its scores are multiplied by."""
 RATE_MEMORY = 0.99
-"""The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
+"""The share of its past observations that a rate keeps at each new one: it adapts to other texts within some hundred tokens."""
 
 
 SURE = 0.5
-"""From this chance of the token that the text itself proposes a head is not asked: it would take time, and seldom be right where
-that is wrong. Only where rows have a cost. (Five kinds of text, the built-in model: 8% faster than n-grams alone, 10% slower where
-the head is always asked; two cores of an EPYC, 29 November 2026.)"""
+"""If the token that the text itself proposes has at least this probability, no head is asked: it would take time, and seldom be
+right where the text is wrong. Only where rows have a cost. (Five kinds of text, the built-in model: 8% faster than n-grams alone,
+10% slower where the head is always asked; two cores of an EPYC, 29 November 2026.)"""
 
 type Place = Callable[[Any, ModelConfig | None], Any]
-"""Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
+"""Puts weights on an engine's devices, which share the weights of layers with these sizes. None: each device has them all."""
 
 
 def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
@@ -45,7 +45,7 @@ def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array 
 
 
 class NewTokens(NamedTuple):
-    """Tokens for a drafter to absorb: number j is that of slot first_slot + j, with the target's feature of the position before."""
+    """Tokens for a drafter to absorb: token j goes to slot first_slot + j, with the target's feature of the position before it."""
 
     tokens: Int[Array, "b j"]
     features: Float[Array, "b j f"]
@@ -60,15 +60,15 @@ class DraftUse(NamedTuple):
     """What becomes of drafts."""
 
     is_lossless: bool = False
-    """Only the target's choice is accepted, so they may depend on its noise (coupling.py)."""
+    """Only the target's choice is accepted, so drafts may depend on its noise (coupling.py)."""
     scored: bool = False
-    """They are ranked beside those of others."""
+    """The drafts are ranked together with those of other drafters."""
     worth: Float[Array, "b 1"] | None = None
-    """Those with lower scores are not verified (tree.worth_a_row), so they need not be found. None: all are."""
+    """Drafts with lower scores are not verified (tree.worth_a_row), so they need not be found. None: all are verified."""
 
     @property
     def needs_scores(self) -> bool:
-        """Else a chain may come without."""
+        """Otherwise a chain may come without scores."""
         return self.scored or self.worth is not None
 
 
@@ -97,13 +97,13 @@ class DraftTraits(NamedTuple):
     limits_head: bool = False
     """Its trees may have head_steps: it drafts from the text, and otherwise too."""
     max_head_steps: int | None = None
-    """Then, the deepest of these; None: any."""
+    """Then, the largest of these head_steps; None: any."""
 
 
 class Drafter(ABC):
     """A source of drafts. `state.draft` is its own; everything else of the state it may read and must not change.
 
-    What is said of weights, features and state here holds for one that has none.
+    The defaults here are for a drafter without weights, features or state.
     """
 
     weights: Any = ()
@@ -116,7 +116,7 @@ class Drafter(ABC):
     """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
     traits: DraftTraits
     source: str = "head"
-    """What /metrics and answers call it beside others."""
+    """Its name in /metrics and answers, where there are others."""
     source_names: tuple[str, ...] = ()
     """What the numbers of Tree.sources stand for; (): its trees have none, as it is the only source."""
 
@@ -203,7 +203,7 @@ class MergedState(NamedTuple):
     chosen: Float[Array, " sources"]
     """how many it chose,"""
     promised: Float[Array, " sources"]
-    """and how many it should have by the scores. All requests share these."""
+    """and how many it should have chosen according to the scores. All requests share these."""
 
     @property
     def sharpness(self) -> Float[Array, " sources"]:
@@ -217,8 +217,8 @@ class Merged(Drafter):
     """Several drafters at once, whose candidates are ranked together. Those that read features must read the same.
 
     Scores of different sources are comparable only if they keep what they promise: an overconfident head would push every n-gram
-    out of the tree. So those of a source whose best tokens are chosen less often than they say are multiplied by more than 1, and
-    of a modest one by less. Where rows have a cost this makes sense for a single source, too.
+    out of the tree. So if a source's best tokens are chosen less often than its scores say, the scores are multiplied by more than
+    1, and if more often, by less. Where rows have a cost this makes sense for a single source, too.
     """
 
     sources: tuple[Drafter, ...]
@@ -251,7 +251,7 @@ class Merged(Drafter):
         return tuple(each.placed(place) for each in self.sources)
 
     def empty(self, sizes: Sizes) -> MergedState:
-        # Three arrays, for all are donated.
+        # Three separate arrays, because each is donated.
         counts = (jnp.full(len(self.sources), part * RATE_PRIOR, jnp.float32) for part in (1.0, 0.5, 0.5))
         return MergedState(tuple(each.empty(sizes) for each in self.sources), *counts)
 
@@ -313,7 +313,7 @@ class Merged(Drafter):
 
 
 def names_of_sets(sources: Sequence[str]) -> tuple[str, ...]:
-    """The name of each set of sources, by its bits. What none of them proposed fills the tree, or a grammar forces it.
+    """The name of each set of sources, by its bits. What nobody proposed ("other") fills the tree, or a grammar forces it.
 
     In:  ["head", "ngram"]
     Out: ("other", "head", "ngram", "head+ngram")
@@ -338,7 +338,7 @@ def ask_unless(is_sure: Bool[Array, ""] | None, ask: Callable[[], Draft]) -> Dra
 
 
 def nothing(batch: Batch) -> Candidates:
-    """Of a source that is not asked."""
+    """The candidates of a source that is not asked: none."""
     tokens = jnp.zeros((len(batch.rows), 1), jnp.int32)
     return Candidates(tokens, jnp.full(tokens.shape, -jnp.inf), tokens - 1)
 

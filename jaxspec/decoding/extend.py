@@ -11,7 +11,7 @@ from jaxspec.typing import Array, Int
 
 @jax.named_scope("extend")
 def extend(models: Models, state: State, batch: Batch, verified: Verified, accepted: Accepted) -> State:
-    """The drafter absorbs the emitted tokens. One that may lag only has their features kept by a plain cycle (`catch_up`)."""
+    """The drafter absorbs the emitted tokens. If it may lag, a plain cycle only keeps their features (`catch_up`)."""
     if accepted.path.shape[1] == 1 and models.drafter.traits.lags:
         return fall_behind(state, batch, verified, accepted)
     features = features_of(models, jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1))
@@ -21,7 +21,7 @@ def extend(models: Models, state: State, batch: Batch, verified: Verified, accep
 
 
 def features_of(models: Models, features: Array) -> Array:
-    """None of the target's features for a drafter that reads none, as State.features holds none for it."""
+    """The target's features; zero wide for a drafter that reads none, as in State.features."""
     return features if models.drafter.feature_size else features[..., :0]
 
 

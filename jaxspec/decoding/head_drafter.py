@@ -111,8 +111,8 @@ class HeadState(NamedTuple):
     """What a head keeps between programs."""
 
     cache: tuple[KeysValues, ...]
-    """Per layer of the head; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used; that of a
-    draft model (models/draft_model.py) holds token i."""
+    """Per layer of the head; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used; a draft
+    model's slot i (models/draft_model.py) holds token i."""
     hidden: Float[Array, "r h"]
     """The head's output at its last slot; without a lag, that is slot Sequences.length, where the next draft starts."""
     calibration: Calibration
@@ -202,7 +202,7 @@ class HeadDrafter(TrainedDrafter):
         mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
         mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
         metadata = AttentionMetadata(slots - self.first_slot, *self._visible_slots(batch, new.cached, own.cache), mask)
-        # One at least: trial runs, whose rows have ended, would skip the head.
+        # At least one: otherwise trial runs, whose rows have ended, would skip the head.
         exist = columns < jnp.maximum(new.size, 1)[:, None]
         embeddings, features = head.embed(jnp.where(exist, new.tokens, NO_TOKEN), target), only_rows(new.features, exist)
         out = head(embeddings, head.project(features), metadata.of_rows(exist), own.cache)
@@ -256,7 +256,7 @@ class Level(NamedTuple):
 def next_level(
     inputs: DraftInputs, beam: Beam, earlier: tuple[KeysValues, ...] | None, level: int, pays: Bool[Array, "b k"] | None
 ) -> Level:
-    """The children of the beam. `pays`: of these only. None: of all."""
+    """The children of the beam. `pays`: which of its candidates get children. None: all."""
     head, target, _, cache, _, seen, prediction = inputs
     batch_size, k = beam.tokens.shape
     # A candidate sees the head's cache, its ancestors in the window, and itself.
@@ -301,12 +301,12 @@ def draft_chain(inputs: DraftInputs, tree: TreeShape) -> tuple[Chain, Float[Arra
 
 
 def positions_at(inputs: DraftInputs, level: int) -> Int[Array, " b"]:
-    """Of candidates at this depth, whose slot is length + level."""
+    """The positions of candidates at this depth, whose slot is length + level."""
     return inputs.length + level - inputs.head.config.first_slot
 
 
 def best_child(head: Head, logits: Float[Array, "b w v"], depth: Depth, prediction: Prediction | None) -> Int[Array, "b w"]:
-    """The likeliest child (target id) of each node, the first of its `best_children`; ties go to the lowest draft id."""
+    """The most likely child (target id) of each node, the first of its `best_children`; ties go to the lowest draft id."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> Int[Array, "b w"]:
         return jax.lax.top_k(logits, 1)[1][..., 0]  # on a GPU one launch; argmax takes two
@@ -317,7 +317,7 @@ def best_child(head: Head, logits: Float[Array, "b w v"], depth: Depth, predicti
 def best_children(
     head: Head, logits: Float[Array, "b w v"], k: int, depth: Depth, prediction: Prediction | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
-    """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: the head's at
+    """The k most likely tokens (target ids) after nodes at this depth, with their log probabilities: the head's at
     temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:

@@ -1,9 +1,9 @@
 """Drafts from the text itself: what followed its last tokens where they stood before (n-gram or prompt-lookup decoding).
 
 No weights, no pages: the text is on the device already (State.history), so the search is part of the cycle, and a draft knows the
-newest token. A host structure would know it a cycle later; so it does no more than lend stretches of other requests' texts
+newest token. A host structure would know it a cycle later; so the host only lends stretches of other requests' texts
 (engine/text_store.py), which are searched along. The search compares every position with the last 12 tokens: 0.15 ms for a text of
-8,192 tokens (one AMD EPYC core, jax 0.12.0.1, beside other work, 26 November 2026; no GPU has run it).
+8,192 tokens (one AMD EPYC core, jax 0.12.0.1, during other work, 26 November 2026; no GPU has run it).
 
 Several places continue the text, the longest matches first, and the newest among equals. Their continuations share prefixes, which
 makes them a tree. A candidate's score estimates how likely the target is to choose it, and all before it:
@@ -45,7 +45,7 @@ class Rates(NamedTuple):
 
 
 class NgramState(NamedTuple):
-    """What it keeps between programs."""
+    """What an n-gram drafter keeps between programs."""
 
     rates: Rates
     lent: Int[Array, "r l"] | None = None
@@ -140,7 +140,7 @@ def find(text: Int[Array, "b t"], root: Int[Array, " b"], longest: int, count: i
 
 
 def continued(text: Int[Array, "b t"], root: Int[Array, " b"], last: Int[Array, "b r"], steps: int) -> Int[Array, "b r s"]:
-    """The `steps` tokens after each place. What would follow the root repeats what stands between them.
+    """The `steps` tokens after each place. Past the root, they repeat what stands between place and root.
 
     In:  text [[7, 8, 9, 7, 0]], root [3], last [[0]], steps 5
     Out: [[[8, 9, 7, 8, 9]]]

@@ -3,8 +3,8 @@
 The key does not depend on the tree or the batch, so one seed gives one text with any tree (docs/structure.md, idea 4).
 
 Two logarithms turn random bits into noise, and cost more than the bits. But the bits alone bound it, and few tokens can win: a CPU
-takes the logarithms of these only. All noise of all tokens is the simple way, which says what is right. GPUs take it, because they
-compute while they wait for the logits.
+takes the logarithms of these only. The simple way, the noise of all tokens, is the reference. GPUs go this way, as they compute the
+noise while they wait for the logits.
 """
 
 import jax
@@ -20,14 +20,14 @@ BLOCK, CANDIDATES = 16, 32
 """The candidates are all tokens of 32 blocks. On average two bounds are above the largest sum of all, and as many as 32 once in
 400,000 times."""
 ROUNDING = 1e-5
-"""Of sums that are closer than this share of 32 + their size (a hundred units in the last place), either may be the larger one in a
-program that rounds in another way."""
+"""If two sums differ by less than this share of 32 + their size (a hundred units in the last place), either may be the larger one
+in a program that rounds in another way."""
 
 
 def threefry(key: UInt[Array, " 2"], counter: UInt[Array, "*ids"]) -> tuple[UInt[Array, "*ids"], UInt[Array, "*ids"]]:
     """Two random words for each counter: Threefry 2x32 with 20 rounds, as in jax.random.
 
-    That of jax.random writes its words to memory in every fourth round on a CPU; this one becomes one loop.
+    jax.random's writes its words to memory in every fourth round on a CPU; this one compiles to a single loop.
     """
     words = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(TWIST)
     left, right = jnp.broadcast_to(words[0], counter.shape), counter + words[1]
@@ -51,9 +51,9 @@ def random_bits(key: UInt[Array, " 2"], ids: Int[Array, "*ids"]) -> UInt[Array, 
 
 
 def gumbel(bits: UInt[Array, "*ids"]) -> Float[Array, "*ids"]:
-    """Standard Gumbel noise of random bits; the smallest number is the largest noise.
+    """Standard Gumbel noise of random bits; the smallest number gives the largest noise.
 
-    It has the resolution of 32 bits at its upper end, which decides. `jax.random.gumbel` has that of 23: its noise ends at 15.9, so
+    At its upper end, which decides, its resolution is 32 bits. That of `jax.random.gumbel` is 23: its noise ends at 15.9, so
     that tokens 16 nats below the best are drawn too rarely, and the two largest of 150,000 are equal once in a hundred times.
     """
     tail = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)  # the probability of larger noise
@@ -82,7 +82,7 @@ def noise_at(positions: Int[Array, "*b"], seeds: UInt[Array, "*#b 2"], ids: Int[
 
 
 def greedy(logits: Float[Array, "b n v"]) -> Int[Array, "b n"]:
-    """The likeliest token; among equals the one with the lowest id."""
+    """The most likely token; among equals the one with the lowest id."""
     return by_platform(argmax, argmax_in_two_passes, argmax)(logits)
 
 
@@ -145,8 +145,8 @@ def best_candidate(
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
     """The candidate with the largest score / temperature + noise, and whether it is surely the one that `draw_from_all` finds.
 
-    It is if it leads by more than rounding, before the other candidates and before the best bound of all others. So equal sums are
-    not decided here. A block is every k-th token, and as good as the best of its bounds.
+    It is if it leads the other candidates, and the best bound of all other tokens, by more than rounding errors. So ties are not
+    decided here. A block is every k-th token, and counts as much as the best of its bounds.
     """
     key = position_key(seed, position)
     blocks = -(-len(scores) // BLOCK)

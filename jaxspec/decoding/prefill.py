@@ -111,7 +111,7 @@ def prompt_logprobs(
     target: Llama, state: State, batch: Batch, hidden: Float[Array, "b w h"], following: Int[Array, "b w"]
 ) -> Logprobs:
     """Log probabilities of the tokens at the positions `following`. Block by block, because all logits at once could be gigabytes:
-    on a GPU a loop that the host runs, so only programs of those who ask have it."""
+    on a GPU the host runs this loop, so only programs for requests that ask have it."""
     history = state.history[batch.rows]
     tokens = jnp.take_along_axis(history, jnp.minimum(following, history.shape[1] - 1), 1)
     (batch_size, width), blocks = tokens.shape, -(-tokens.shape[1] // LOGPROB_BLOCK)

@@ -1,7 +1,7 @@
 """The kinds of programs. A program is one compiled function of weights, state and its own inputs, with static shapes.
 
 A kind of program says what it runs, which shapes it takes, and inputs with which it changes nothing; engine/programs.py compiles
-anything that does. They are dataclasses, not NamedTuples, because they are dictionary keys, and NamedTuples of different types with
+whatever does so. They are dataclasses, not NamedTuples, because they are dictionary keys, and NamedTuples of different types with
 equal values are equal.
 """
 
@@ -25,7 +25,7 @@ from jaxspec.typing import Array, Bool, Int, UInt
 
 Rows, PageTable = Int[Array, " b"], Int[Array, "b p"]
 type Inputs = tuple[Any, ...]
-"""What a program takes beside weights and state."""
+"""What a program takes in addition to weights and state."""
 
 
 class Program(Protocol):
@@ -116,7 +116,7 @@ class ProposeProgram(TreeProgram):
 
 
 class Settlement(NamedTuple):
-    """What a SettleProgram verifies: the tree, which the host may have changed, and what it does not look at."""
+    """What a SettleProgram verifies: the tree, which the host may have changed, and what the host does not look at."""
 
     tokens: Any
     parents: Any

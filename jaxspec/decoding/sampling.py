@@ -26,7 +26,7 @@ NODES_AT_ONCE = 8
 
 
 class Logprobs(NamedTuple):
-    """Log probabilities of the tokens at j positions, and the likeliest tokens there, best first."""
+    """Log probabilities of the tokens at j positions, and the most likely tokens there, best first."""
 
     chosen: Float[Array, "b j"]
     top_ids: Int[Array, "b j top"]
@@ -80,21 +80,21 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
 
     All three use the same probabilities, so their order does not matter. A token is kept if it is among the top_k, if the
     tokens before it have less than top_p together, and if its probability is at least min_p times the largest one. The
-    likeliest token is always kept; equally likely ones come in order of their ids. `rough`: good enough for drafts.
+    most likely token is always kept; equally likely ones come in order of their ids. `rough`: good enough for drafts.
 
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
     is_sampled, none = settings.temperature > 0, Settings()
     pairs = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
-    limits = (jnp.where(is_sampled, given, neutral)[:, None] for given, neutral in pairs)  # of greedy requests: none
+    limits = (jnp.where(is_sampled, given, neutral)[:, None] for given, neutral in pairs)  # greedy requests get none
     of_rows = (jnp.broadcast_to(each, logits.shape[:-1]) for each in (1 / divisor(settings)[..., 0], *limits))
     kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 
 
 def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count: int = MAX_LOGPROBS) -> Logprobs:
-    """Log probabilities of the tokens, and of the `count` likeliest tokens (or of the whole vocabulary if it is smaller)."""
+    """Log probabilities of the tokens, and of the `count` most likely tokens (or of the whole vocabulary if it is smaller)."""
     count = min(count, logits.shape[-1])
     total = jax.nn.logsumexp(logits, -1)
     best, ids = top(logits, count)
@@ -137,13 +137,13 @@ def choose_by_threshold(
     is_child &= ~jnp.any(jnp.tril(is_twin, -1), -1)[:, None]  # n-grams fill a tree with tokens that are there already
     of_child = jnp.take_along_axis(jax.nn.softmax(filtered, -1), jnp.broadcast_to(tree.tokens[:, None], is_child.shape), 2)
     of_child = jnp.where(is_child, of_child, 0.0)
-    tried = jnp.cumsum(of_child, -1)  # children come in flat order: the head's likeliest first
+    tried = jnp.cumsum(of_child, -1)  # children come in flat order: the head's most likely first
     taken = is_child & (of_child > 0)
     taken &= (uniforms(positions, settings)[:, :, None] < tried / thresholds.acc) | (of_child >= thresholds.single)
     batch, node = jnp.arange(tree.tokens.shape[0])[:, None, None], jnp.arange(nodes)[None, :, None]
     rest = filtered.at[batch, node, tree.tokens[:, None]].add(jnp.where(is_child, -jnp.inf, 0.0))
     sampled = draw(rest, jnp.ones_like(settings.temperature), settings.seed, positions)
-    # Children that are all of the distribution may add up to less than 1 by rounding: then the last is taken.
+    # If the children are the whole distribution, rounding may leave their sum below 1: then the last one is taken.
     is_last = (jnp.arange(nodes) == nodes - 1 - jnp.argmax(of_child[:, :, ::-1] > 0, -1)[..., None]) & (of_child > 0)
     taken |= is_last & jnp.all(jnp.isneginf(rest), -1, keepdims=True)
     drawn = jnp.where(jnp.any(taken, -1), jnp.take_along_axis(tree.tokens, jnp.argmax(taken, -1), 1), sampled)

@@ -58,11 +58,11 @@ class Features(NamedTuple):
     """The target's features of tokens that the drafter has not absorbed yet, by row. Its width is 0 if the drafter reads none."""
 
     last: Float[Array, "r f"]
-    """Of the last prefilled position, carried from chunk to chunk."""
+    """The feature of the last prefilled position, carried from chunk to chunk."""
     lag: Int[Array, " r"]
     """Slots by which the drafter lags behind the target, because plain cycles leave it out (extend.catch_up)."""
     lagging: Float[Array, "r lag f"]
-    """Of the newest `lag` positions, oldest first."""
+    """The features of the newest `lag` positions, oldest first."""
 
 
 class Sizes(NamedTuple):
@@ -79,7 +79,7 @@ class Sizes(NamedTuple):
     dtype: DTypeLike
     """Of activations: of features, and of keys and values unless they are stored in 8 bits."""
     kv_cache_dtype: str = "auto"
-    """As EngineConfig.kv_cache_dtype, of the target's cache. A drafter knows its own."""
+    """As EngineConfig.kv_cache_dtype, for the target's cache. A drafter knows its own."""
     devices: int = 1
     """Devices that share the models."""
 
@@ -157,7 +157,7 @@ class Admission(NamedTuple):
 
 
 def stored_dtype(kv_cache_dtype: str, dtype: DTypeLike) -> jnp.dtype:
-    """The dtype of arrays with keys and values beside activations of this dtype; numbers of 8 bits are kept as bytes.
+    """The dtype of arrays with keys and values for activations of this dtype; numbers of 8 bits are kept as bytes.
 
     In:  "fp8_e4m3", bfloat16
     Out: uint8
@@ -167,7 +167,7 @@ def stored_dtype(kv_cache_dtype: str, dtype: DTypeLike) -> jnp.dtype:
 
 def empty_cache(config: ModelConfig, sizes: Sizes, kv_cache_dtype: str) -> tuple[KeysValues, ...]:
     """Pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays. They may hold anything:
-    only slots that were written are read. Of several devices each has its heads, one after another."""
+    only slots that were written are read. With several devices, the heads of one come after those of another."""
     kv_heads = sizes.devices * Shares(config, sizes.devices).kv_heads
     shape = (sizes.num_pages, sizes.page_size, kv_heads, config.head_dim)
     dtype = stored_dtype(kv_cache_dtype, sizes.dtype)

@@ -1,6 +1,6 @@
 """The largest values of each row, and where they are. Among equals the earlier ones come first, as in lax.top_k.
 
-For each size there is another way that suits a GPU. The simple way, lax.top_k and a sort, says what is right, and is what CPUs run.
+On a GPU each size has its own fastest way. The simple way, lax.top_k and a sort, is the reference, and is what CPUs run.
 """
 
 import jax
@@ -12,9 +12,9 @@ from pallas_kernels.dispatch import by_platform
 TOP_AT_ONCE = 16
 """The most that XLA's kernel for GPUs finds at once; for more XLA sorts the whole row, in some twenty launches."""
 FEW = 512
-"""The most values of which each is compared with each on a GPU, where sorting even 16 takes a launch and copies."""
+"""Up to this many values are compared pairwise on a GPU, where sorting even 16 takes a launch and copies."""
 UNROLLED = 16
-"""The most values whose ranks are sums of so many terms: XLA computes them with what reads them, in one launch."""
+"""Up to this many values, ranks are sums with a term per value, which XLA fuses with what reads them into one launch."""
 
 type Best = tuple[Float[Array, "*rows k"], Int[Array, "*rows k"]]
 """Values and places."""
@@ -77,7 +77,7 @@ def sorted_places(values: Float[Array, "*rows c"], *, count: int) -> Int[Array, 
 
 
 def numbered_by_counting(values: Float[Array, "*rows c"], *, count: int) -> Int[Array, "*rows k"]:
-    """`places_of_best` without sorts: the number of one of the best is that of the best up to it."""
+    """`places_of_best` without sorts: each of the best is numbered by how many of the best there are up to it."""
     is_best, places = ranks(values) < count, jnp.arange(values.shape[-1], dtype=jnp.int32)
     numbers = jnp.sum(is_best[..., None, :] & (places <= places[:, None]), -1)
     is_next = is_best[..., None, :] & (numbers[..., None, :] == jnp.arange(1, count + 1)[:, None])
@@ -85,7 +85,7 @@ def numbered_by_counting(values: Float[Array, "*rows c"], *, count: int) -> Int[
 
 
 def ranks(values: Float[Array, "*rows c"]) -> Int[Array, "*rows c"]:
-    """How many values are before each.
+    """How many values rank before each.
 
     In:  [5, 9, 5]
     Out: [1, 0, 2]

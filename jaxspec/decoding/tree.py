@@ -74,9 +74,9 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
 def worth_a_row(row_cost: float, done: Bool[Array, " b"]) -> Float[Array, "b 1"]:
     """The score from which a node is worth its row of the target's pass.
 
-    The pass takes 1 - row_cost, and row_cost for each row: 1 + (b - 1) * row_cost with the roots alone, which emit a token of each
-    running sequence. One more row pays if its chance of acceptance is above the tokens that the roots emit in its time. Nothing
-    pays in sequences that have ended; where all have, it is a trial run, which measures the time of all rows.
+    The pass takes 1 - row_cost, and row_cost for each row: 1 + (b - 1) * row_cost with the roots alone, which emit a token for
+    each running sequence. One more row pays if its probability of acceptance is above the number of tokens that the roots emit in
+    the time it takes. Nothing pays in ended sequences; if all have ended, it is a trial run, which measures the time of all rows.
 
     In:  row_cost 0.2, done [False] * 4
     Out: log(0.5) for each: the roots emit 4 tokens in a time of 1.6, so 0.5 in 0.2
@@ -86,7 +86,7 @@ def worth_a_row(row_cost: float, done: Bool[Array, " b"]) -> Float[Array, "b 1"]
 
 
 def none_of(candidates: Candidates) -> Candidates:
-    """As many placeholders: with these scores they are no candidates."""
+    """As many placeholders, whose scores say that they are no candidates."""
     tokens = jnp.zeros(candidates.tokens.shape, jnp.int32)
     return Candidates(tokens, jnp.full(tokens.shape, -jnp.inf), tokens - 1)
 
@@ -154,8 +154,8 @@ def as_candidates(draft: Candidates | Chain) -> Candidates:
 
 @jax.named_scope("merge")
 def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
-    """The candidates of several sources. Of equal ones, with the same token after the same text, the first gets the best score and
-    all children, the others -inf.
+    """The candidates of several sources. Of equal ones (the same token after the same text) the first gets the best score and all
+    children; the others get the score -inf.
 
     In:  tokens [5, 6] in a chain; tokens [5, 7], siblings
     Out: tokens [5, 6, 5, 7], parents [-1, 0, -1, -1], sources [3, 1, 0, 2], the third one's score -inf
@@ -185,7 +185,7 @@ def root_only(root: Int[Array, " b"]) -> Tree:
 
 
 def chain(root: Int[Array, " b"], tokens: Int[Array, "b c"]) -> Tree:
-    """Each token is the child of the one before it. All but the tokens is constant, made by NumPy: XLA then packs the mask when it
+    """Each token is the child of the one before it. All but the tokens are NumPy constants, so that XLA packs the mask when it
     compiles.
 
     In:  root [7], tokens [[4, 9]]

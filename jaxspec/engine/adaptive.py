@@ -6,13 +6,13 @@ accept length depends on the text and hardly on the batch, so all buckets share 
 tree that is not in use is not measured, so it is tried for a few cycles now and then (a probe).
 
 Texts differ more than trees do. So what is kept per tree is the accept length of a new request, and each request has factors of
-its own (`DraftFactors`): its drafts accepted, over those that the estimates promised; one for trees with a head, and one for
-those of n-grams alone. A batch shares a cycle, and is expected to accept what its tree promises to each request, times the
-request's factor. Of a request's results the estimate of a tree with a head learns only what its factor does not explain: its first
-ten cycles or so count, and then ever less. So a request whose drafts don't pay falls to plain decoding within some tens of cycles,
-and the next one begins with the tree as before; only several such requests change that.
+its own (`DraftFactors`): its accepted drafts divided by those that the estimates promised; one for trees with a head, and one for
+trees of n-grams alone. A batch shares a cycle, and is expected to accept what its tree promises to each request, times the
+request's factor. From its results the estimate of a tree with a head learns only what the factor does not explain: the request's
+first ten cycles or so count, later ones ever less. So a request whose drafts don't pay falls to plain decoding within some tens of
+cycles, and the next one begins with the tree as before; only several such requests change that.
 
-N-grams draft well where a text repeats, and that changes from cycle to cycle. How far the text's end has stood before (its match)
+N-grams draft well where a text repeats, and that changes from cycle to cycle. How many of its last tokens came before (its match)
 tells it, in all texts much alike: after 16 equal tokens nearly all drafts are accepted, after none hardly any. So all estimates
 are kept per level of the match, and those of n-grams alone learn from all results. What they would have drafted is known while
 other trees are in use (repeats.py). So their trees are first tried when a text repeats, and need few probes: only their times may
@@ -34,40 +34,40 @@ MARGIN = 0.04
 """Another tree must look better by this share, because estimates have errors of this size."""
 PROBE_CYCLES = 8
 PROBE_WAIT = 900
-"""Cycles: what the wait for a probe is measured in. Probes of a tree cost at most 0.3% of the throughput, times the tokens that one
-of its cycles emits for one of the current tree's."""
+"""The unit of the wait for a probe, in cycles. Probes of a tree cost at most 0.3% of the throughput, times the ratio of the tokens
+that its cycles emit to those of the current tree's."""
 TIMES_KEPT = 11
 """Cycle times in a median: few enough for a probe to outvote the old ones."""
 ACCEPT_MEMORY = 200.0
-"""In verifications, as the next two: the weight of an accept length, at most (several requests, as they differ)."""
+"""The highest weight of an accept length, in verifications, as the next two (several requests' worth, as they differ)."""
 OLD_ACCEPT_MEMORY = 40.0
-"""That of an old one when its tree is used again, at most."""
+"""The highest weight of an old accept length when its tree is used again."""
 ACCEPT_PRIOR = 10.0
-"""That of the first guess, half of the head's levels."""
+"""The weight of the first guess, which is half of the head's levels."""
 OLD = 300
 """Cycles without a tree after which its accept length is old."""
 SEEN = 2000
-"""Cycles of requests in the mean text that `describe` is about."""
+"""Over how many cycles of requests `describe` takes the mean text."""
 OWN_MEMORY = 75.0
-"""In promised drafts, as the next two: the weight of a request's factor, at most."""
+"""The highest weight of a request's factor, in promised drafts, as the next two."""
 OWN_PRIOR = 15.0
-"""That of its first guess, which is 1, with a head."""
+"""The weight of a factor's first guess, which is 1, for trees with a head."""
 TEXT_PRIOR = 3.0
-"""That of its first guess where n-grams draft alone."""
+"""The weight of a factor's first guess for trees of n-grams alone."""
 LEVELS = (2, 4, 8, 16)
-"""Of the match: from so many tokens on."""
+"""The lengths of a match, in tokens, at which its level goes up by one."""
 TEXT_SHARES = (0.03, 0.1, 0.3, 0.5, 0.9)
 """By level, the share of their depth to which n-grams are accepted, as a first guess (measured for depth 7, one cycle before the
 draft: 0.04, 0.1, 0.25, 0.5, 0.9)."""
 PROMISING = 1.3
-"""The accept length from which a tree without a known time is tried that n-grams draft alone."""
+"""The accept length from which a tree of n-grams alone is tried while its time is unknown."""
 FIRST_TRY = 100
 """Cycles of plain decoding before a head's tree without a known time is tried: where programs compile at their first use, one that
 a short text would hardly use must not hold it up."""
 RARER = 10
-"""How much longer these wait for a probe."""
+"""How much longer trees of n-grams alone wait for a probe."""
 LEAST = 0.05
-"""Accepted drafts per verification that a tree promises, at least: factors are quotients by it."""
+"""The fewest accepted drafts per verification that a tree promises, because factors are divided by it."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class DraftFactor:
 
 
 class DraftFactors(NamedTuple):
-    """Those of a request, from which they go when it ends."""
+    """The factors of one request, which end with it."""
 
     with_head: DraftFactor
     of_text: DraftFactor
@@ -119,15 +119,15 @@ class AdaptiveTrees:
     results arrive; nothing depends on how late that is."""
 
     def __init__(self, trees: Sequence[TreeShape], of_text: Collection[TreeShape] = ()):
-        """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known. `of_text`: those that
-        n-grams draft alone, of which `observe_accept` is told whatever is in use."""
+        """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known. `of_text`: the trees
+        that n-grams draft alone: `observe_accept` gets their results whichever tree is in use."""
         if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
         self._first = self._current = self._last = trees[0]  # the last two differ during a probe
         self._bucket: int | None = None
         self._probe_cycles = 0  # left of the running probe
         self._of_text = frozenset(of_text)
-        # Of trees that merge a head with n-grams, but for the first: those of n-grams alone.
+        # For each tree that merges a head with n-grams, except the first: its tree of n-grams alone.
         self._merged = {tree: tree.limited(0) for tree in trees[1:] if tree.head_steps and tree.limited(0) in self._of_text}
         self._accept = {tree: self._guess(tree) for tree in trees}  # by level
         self._weight = {tree: [ACCEPT_PRIOR] * len(TEXT_SHARES) for tree in trees}  # of the accept lengths
@@ -191,7 +191,7 @@ class AdaptiveTrees:
         return AdaptiveState(self._current, best, expected, dict(self._seconds), self._switches, self._probes)
 
     def _guess(self, tree: TreeShape) -> list[float]:
-        """The accept lengths with which it begins, by level."""
+        """The accept lengths with which a tree begins, by level."""
         of_head = 0.0 if tree in self._of_text else tree.of_head.num_steps / 2
         return [1 + max(of_head, tree.num_steps * share) for share in TEXT_SHARES]
 
@@ -206,8 +206,8 @@ class AdaptiveTrees:
         return expected
 
     def _promised(self, tree: TreeShape, level: int) -> float:
-        """The accepted drafts of a cycle for a new request. Of an untried tree that merges a head with n-grams: those of the first
-        tree, and those of n-grams alone."""
+        """The accepted drafts of a cycle for a new request. For an untried tree that merges a head with n-grams, the sum of
+        the first tree's and those of n-grams alone."""
         alone = self._merged.get(tree)
         if alone is None or self._weight[tree][level] > ACCEPT_PRIOR:
             return self._accept[tree][level] - 1
@@ -240,8 +240,8 @@ class AdaptiveTrees:
             self._weight[tree] = [min(weight, OLD_ACCEPT_MEMORY) for weight in self._weight[tree]]
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:
-        """Cycles out of use after which the only other tree is probed: more the further it is behind, as it is then unlikelier to
-        have become the best."""
+        """Cycles out of use after which a tree is probed, if it is the only other one: the further it is behind, the more, as it is
+        then less likely to have become the best."""
         if (tree, bucket) not in self._times:
             if tree in self._of_text:
                 return 0.0 if expected >= PROMISING else math.inf

@@ -27,7 +27,7 @@ def connection_of(connected: socket.socket, patience: int) -> Connection:
 
 @contextlib.contextmanager
 def closed_after(connected: socket.socket, seconds: float) -> Iterator[None]:
-    """Ends the connection unless the work with it is done by then: one that sends a byte at a time is never late at one step."""
+    """Ends the connection unless the work with it is done by then: a peer that sends byte by byte is never late at any one step."""
     with socket.socket(fileno=os.dup(connected.fileno())) as same:
         timer = threading.Timer(seconds, _end, [same])
         timer.start()

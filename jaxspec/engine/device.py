@@ -11,8 +11,8 @@ from jaxspec.decoding.state import State
 GRAPHS_SINCE = (12, 3)
 """The CUDA version of the first driver (545) whose graphs have conditionals. With an older one XLA makes no graph of a cycle."""
 ADDRESSABLE_ENTRIES = 2**31
-"""Of an array of an 8-bit cache, on one GPU. Pallas computes offsets in 32 bits unless an array has more than 2**32 bytes, and they
-count entries, so those of one byte would overflow from here on."""
+"""The most entries of an 8-bit cache's array on one GPU. Pallas computes offsets in 32 bits unless an array has more than 2**32
+bytes, and they count entries, so with one byte per entry they would overflow from here on."""
 
 
 def check_kernel(name: str | None, device: jax.Device) -> None:

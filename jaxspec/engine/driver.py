@@ -62,7 +62,7 @@ class Ticket:
     came: float | None = None
     """When they came, by the engine's clock. None: when they are admitted."""
     ids: list[str] = field(default_factory=list)
-    """Of the admitted requests, in order. If the engine refuses one, those before it."""
+    """The ids of the admitted requests, in order; if the engine refuses one, of those before it."""
     admitted: "Future[None]" = field(default_factory=Future)
     """Done once all are admitted. Its exception says why one was refused: then none is admitted."""
 
@@ -86,8 +86,8 @@ class EngineThread:
         broken: str = BROKEN,
         failed: Callable[[Exception], object] = lambda _: None,
     ):
-        """`closed` and `broken`: what those are told who ask too late. `failed` is told, in the engine's thread, what the engine
-        raised."""
+        """`closed` and `broken`: the messages for callers that come too late. `failed` is called, in the engine's thread, with what
+        the engine raised."""
         self._work = _Work(engine, observers, closed, broken, failed)
         self._process = os.getpid()
         self._grammars, self.clock = engine.grammars, engine.clock
@@ -272,7 +272,7 @@ class _Work:
         except Exception as error:
             call.result.set_exception(error)
         else:
-            self.stats = self._engine.stats()  # before the caller is told, who may read them
+            self.stats = self._engine.stats()  # before the caller is told: it may read them
             call.result.set_result(result)
 
     def admit(self, ticket: Ticket) -> None:
@@ -354,7 +354,7 @@ class _Work:
         tickets = set(self._tickets.values())
         if self._failure is None:
             self.drop(tickets)
-            with contextlib.suppress(Exception):  # of the device: nobody reads what it would say, but readers wait below
+            with contextlib.suppress(Exception):  # from the device: nobody would read its message, but readers wait below
                 while self._engine.has_work:
                     self._engine.step()
                 self.stats = self._engine.stats()

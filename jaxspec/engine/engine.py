@@ -77,7 +77,7 @@ class Engine:
         )  # fmt: skip
         """Counters; `stats` copies them and adds the current load."""
         self.grammars = Grammars(tokenizer, self.vocab_size, target.config.eos_token_ids)
-        """Those that requests have used. Any thread may use it."""
+        """The grammars that requests have used. Any thread may use this."""
         self.masking = Masking(self.grammars, self.runner, self.counts)
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
@@ -132,7 +132,7 @@ class Engine:
         return request
 
     def withdraw(self, request_id: str) -> None:
-        """Takes back the last request, added since the last step, as if it had never been: another one of its call is refused."""
+        """Takes back the last request, added since the last step, as if it had never been: another of the same call is refused."""
         request = self.scheduler.find(request_id)
         assert request is not None, request_id
         self.scheduler.finish(request)
@@ -252,7 +252,7 @@ class Engine:
         """Plans, launches, and reads the results of the previous step while the device works.
 
         A launch needs no result of the previous one: lengths, roots and done flags are on the device, and each request has the
-        pages for all tokens that launched programs can emit. Only the masks of grammars need them: so cycles under grammars, or
+        pages for all tokens that launched programs can emit. Only masks of grammars need the results: so cycles under grammars, or
         their second halves, are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)

@@ -1,4 +1,4 @@
-"""The processes of a group beside rank 0: each compiles and launches what rank 0 does, in the same order (host_group.py)."""
+"""The processes of a group other than rank 0: each compiles and launches what rank 0 does, in the same order (host_group.py)."""
 
 import logging
 import os
@@ -59,8 +59,8 @@ def join(hosts: Hosts, key: bytes) -> Leader | Follower:
         relay((hosts.address[0], hosts.address[1] + 1)) if hosts.node_rank else hosts.coordinator,
         hosts.nnodes,
         hosts.node_rank,
-        cluster_detection_method="deactivate",  # of Slurm it would take one device
-        coordinator_bind_address=hosts.coordinator,  # of rank 0 only; JAX's default are all addresses
+        cluster_detection_method="deactivate",  # under Slurm it would take only one device
+        coordinator_bind_address=hosts.coordinator,  # rank 0's address only; JAX's default is all addresses
     )
     return group
 
@@ -125,7 +125,7 @@ class Repeating:
         self.runner = runner
         self._structures: dict[Program, jax.tree_util.PyTreeDef] = {}
         self._proposals = deque[Proposal]()
-        """Of first halves of cycles; rank 0 launches the second halves in the order of the first."""
+        """The proposals of first halves of cycles; rank 0 launches the second halves in the order of the first."""
 
     def launch(self, program: Program, leaves: Sequence[Leaf]) -> None:
         """Launches it. A leaf that is None is on this device already."""

@@ -41,11 +41,11 @@ class HostGroup:
     """What an engine tells the other processes of its group. This class is for a process that runs alone, and tells nothing."""
 
     def pages(self, number: int, identity: str) -> None:
-        """Programs from now on are for so many pages. `identity`: a digest of all that they depend on beside that."""
+        """From now on programs are for this many pages. `identity`: a digest of everything else that they depend on."""
 
     @contextlib.contextmanager
     def compiling(self, program: Any, *, timed: bool) -> Iterator[None]:
-        """While this process compiles the program, the others do; at the end all have it. `timed`: as for compiler_options."""
+        """While this process compiles the program, so do the others; at the end all have it. `timed`: as for compiler_options."""
         yield
 
     def launch(self, program: Any, leaves: Sequence[Leaf]) -> None:
@@ -74,7 +74,7 @@ class Leader(HostGroup):
         self._sending = threading.Lock()
         self._arrays, self._numbers = Arrays(), itertools.count()
         self._answers: dict[int, queue.SimpleQueue[str]] = {}
-        """Of compilations under way."""
+        """The answers about compilations under way, by number."""
         self._is_closing, self._all_gone = False, threading.Event()
         host, _ = hosts.address
         deadline = time.monotonic() + patience
@@ -179,7 +179,7 @@ class Follower:
             try:
                 self._link = self._meet(hosts, key, versions, max(1, math.ceil(deadline - time.monotonic())))
                 break
-            except (OSError, EOFError) as error:  # rank 0 may come later, its name or a way to it; what is in its place may hang up
+            except (OSError, EOFError) as error:  # rank 0, its name or a route may come later; what is in its place may hang up
                 before, reason = reason, str(error) or "it hangs up"
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 does not answer at {hosts.dist_init_addr} after {patience:g} s: {reason}")
@@ -196,7 +196,7 @@ class Follower:
 
     @staticmethod
     def _meet(hosts: Hosts, key: bytes, versions: str, patience: int) -> Connection:
-        """A connection to rank 0, which may be busy for so many seconds with one that says nothing, and has let this process in."""
+        """A connection to rank 0, once it lets this process in: for so many seconds a client that says nothing may keep it busy."""
         link = connection_of(socket.create_connection(hosts.address, timeout=HANDSHAKE), patience)
         answer_challenge(link, key)
         deliver_challenge(link, key)
@@ -241,7 +241,7 @@ class Follower:
         self._to_send.put(pack({"number": number, "error": error}))
 
     def stop(self, number: int, _frame: object = None) -> None:
-        """A signal's handler. This process was told to end: so rank 0 ends the group in order. At the second time it ends alone."""
+        """A signal's handler: this process was told to end, so rank 0 ends the group in order. A second ends this process alone."""
         if self._told.again(number):
             end(f"{self._hosts.name(self._hosts.node_rank)} was told twice to end")
         self._to_send.put(pack(STOP))

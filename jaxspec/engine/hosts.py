@@ -1,7 +1,7 @@
 """The processes that run one engine together, one on each host: which they are (Hosts), and how each of them ends.
 
 Rank 0 schedules and answers HTTP, the others launch what it launches (host_group.py). A process that dies closes its connections,
-at which the others end, too: a collective that waits for a dead process can't be given up. Importing this loads no JAX.
+and the others then end, too: a collective that waits for a dead process can't be given up. Importing this loads no JAX.
 """
 
 import math
@@ -20,12 +20,12 @@ from jaxspec.checks import reason_of
 EXIT = 13
 """Exit status of a process whose group has lost one."""
 WRONG_SETTINGS = 2
-"""Exit status of one that can't do what rank 0 does: to start the group again would not help."""
+"""Exit status of a process that can't do what rank 0 does: starting the group again would not help."""
 KEY = "JAXSPEC_GROUP_KEY"
 """The variable with the key of the connections."""
 LEAST_KEY = 16
 NOTICE = 0.5
-"""Seconds that a failure waits: it may come of the end of another process, which the thread that sees it names."""
+"""Seconds that a failure waits: if another process's end caused it, the thread that notices that end first says which process."""
 STOP_SIGNAL = signal.SIGUSR2
 """Rank 0 sends it to itself at STOP. Not SIGTERM: rank 0 gets its own, too, which would count as a second one."""
 SAME_SIGTERM = 1.0
@@ -73,7 +73,7 @@ class Hosts:
         return f"{host}:{int(port) + 1}"
 
     def name(self, rank: int) -> str:
-        """As messages call a process."""
+        """The name of a process in messages."""
         return f"rank {rank} of {self.nnodes}"
 
 

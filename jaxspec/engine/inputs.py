@@ -27,7 +27,7 @@ def admission(request: Request, vocab_size: int, max_length: int, no_bias: jax.A
 
 
 def prefill_chunk(chunks: Sequence[PrefillChunk], program: PrefillProgram, padding_row: int, page_size: int) -> Chunk:
-    """The program's input for these chunks, in NumPy arrays. What is left of its rows are empty chunks of the padding row."""
+    """The program's input for these chunks, in NumPy arrays. Its unused rows get empty chunks of the padding row."""
     rows, is_last = np.full(program.batch, padding_row, np.int32), np.zeros(program.batch, bool)
     first_slot, size, cached = np.zeros((3, program.batch), np.int32)
     tokens, tables = np.zeros((program.batch, program.chunk), np.int32), []

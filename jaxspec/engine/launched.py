@@ -25,13 +25,13 @@ class Launched(NamedTuple):
     """A launched program. Row i of its report belongs to requests[i]. Its arrays are the device's until `on_host`."""
 
     requests: list[Request]
-    """Those with a result in it."""
+    """The requests with a result in it."""
     report: jax.Array
     tree: TreeShape | None
     """The tree of a cycle; None for a prefill."""
     chunks: Sequence[PrefillChunk]
-    """What a prefill computes, by row; empty for a cycle. Those that are not their prompts' last have no request above, unless they
-    have log probabilities of the prompt."""
+    """What a prefill computes, by row; empty for a cycle. A chunk that is not its prompt's last has no request above, unless it
+    has log probabilities of the prompt."""
     logprobs: Logprobs | None
     """None unless one of the requests asks for them; the same for the next two."""
     prompt_logprobs: Logprobs | None
@@ -100,7 +100,7 @@ def emitted(program: Launched, source_names: Sequence[str]) -> list[Emitted]:
 
 
 def named_sources(reported: Sequence[int], path: int, accepted: int, names: Sequence[str]) -> DraftSources:
-    """The end of a row of the report, which is empty or has the sources of the path, as long as the tokens, and of all nodes, both
+    """Names what is at the end of a report's row: nothing, or the sources of the path (as many as tokens), then of all nodes, both
     with the root first.
 
     In:  [0, 1, 0, 0, 1, 3, -1], path 3, accepted 1, names ("other", "head", "ngram", "head+ngram")
@@ -124,7 +124,7 @@ def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSource
 
 
 def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """One entry per token, from one row of arrays, each with the `count` likeliest tokens."""
+    """One entry per token, from one row of arrays, each with the `count` most likely tokens."""
     entries = []
     for index, token in enumerate(tokens):
         ids, values = logprobs.top_ids[row, index, :count].tolist(), logprobs.top[row, index, :count].tolist()

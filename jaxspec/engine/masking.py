@@ -35,7 +35,7 @@ class Masking:
         return self._grammars.matcher(params.constraint, Bans(stop_token_ids, params.bad_token_ids, params.allowed_token_ids))
 
     def launch_masks(self, requests: Iterable[Request]) -> None:
-        """Of the tokens after the texts of these requests, of which some have grammars."""
+        """Launches the masks of the next tokens of these requests, some of which have grammars."""
         for request in requests:
             if request.matcher is not None and request.status is not Status.FINISHED:
                 self._runner.launch_mask(request, request.matcher.step.words)

@@ -3,7 +3,7 @@
 On a GPU the programs are compiled before the cache is allocated: the compiler says how much memory they take, and while it times
 its choices it needs room itself. But the number of pages is part of their shapes. So the engine plans with the pages that fit
 into mem_fraction of the memory, compiles, and compares. A program's temporaries do not depend on the number of pages, so if
-they fit beside that cache, which is the rule, nothing is compiled twice. Otherwise the cache shrinks and the programs are
+they fit next to that cache, as they usually do, nothing is compiled twice. Otherwise the cache shrinks and the programs are
 compiled again, once.
 
 On a CPU programs are compiled while the server runs, and mem_fraction alone decides. The system gives the cache's memory page by
@@ -21,7 +21,7 @@ from jaxspec.host_memory import available_memory, own_memory
 MARGIN = 0.03
 """Share of the memory that stays free when temporaries decide: for the inputs and results of programs, and for fragmentation."""
 STEPS = 8
-"""Sizes of the cache between a power of two and the next, where what happens to be available decides."""
+"""How many sizes a cache can have from one power of two to the next, where the memory available at the start decides."""
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Kept(NamedTuple):
-    """An array that programs keep on the device between launches: it is sent when it has changed, a large one in part."""
+    """An array that programs keep on the device between launches: it is sent only if it has changed, a large one only in part."""
 
     values: np.ndarray
 
@@ -83,7 +83,7 @@ def _whole(dtype: str, shape: tuple[int, ...], is_kept: bool = False) -> _Whole:
 
 @lru_cache(1024)
 def described(program: Any) -> tuple[str, tuple[Any, ...]]:
-    """A program (a dataclass) as its kind and the values of its fields, in which a tree is those of its own."""
+    """A program (a dataclass) as its kind and the values of its fields; a tree is given as the values of its own."""
     fields = (tuple(vars(each).values()) if is_dataclass(each) else each for each in vars(program).values())
     return type(program).__name__, tuple(fields)
 
@@ -106,8 +106,8 @@ class Arrays:
         """The arrays of each program's last launch; the end that receives has the programs as `described`."""
 
     def encode(self, program: Any, leaves: Sequence[Leaf]) -> bytes:
-        """The message of a launch. An array is sent as null: not at all; as a number: so many changed entries; or as its dtype,
-        shape and, if it is kept, a third entry."""
+        """The message of a launch. For an array the header has null: it is not sent; a number: so many changed entries are; or its
+        dtype, shape and, if it is kept, a third entry."""
         how: list[Any] = []
         data = [b""]
         for leaf, before in zip(leaves, self._last.get(program) or (None,) * len(leaves), strict=True):

@@ -81,5 +81,5 @@ def new_state(target: ModelConfig, drafter: Drafter, sizes: Sizes) -> State:
 
 
 def cache_bytes_per_token(config: ModelConfig, kv_cache_dtype: str, dtype: DTypeLike, devices: int = 1) -> int:
-    """Bytes of keys and values per token on each of several devices, beside activations of this dtype."""
+    """Bytes of keys and values per token on each of several devices, with activations of this dtype."""
     return 2 * config.num_layers * Shares(config, devices).kv_heads * config.head_dim * stored_dtype(kv_cache_dtype, dtype).itemsize

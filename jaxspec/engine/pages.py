@@ -67,7 +67,7 @@ class Node:
     references: int = 0
     """Requests that hold it."""
     salt: str | None = None
-    """That of the requests that share it."""
+    """The salt of the requests that share it."""
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict, repr=False)
 
 
@@ -81,7 +81,7 @@ class HeldPages:
     generation: int = 0
     """The cache's flush count when it took its first page. After a later flush its pages are not shared with others."""
     salt: str | None = None
-    """It finds, and is found by, those of the same salt."""
+    """It shares pages only with requests of the same salt."""
     lag: int = 0
     """Newest slots that are missing in the head's cache, because plain cycles do not extend the head. Kept by TreeChoice."""
 
@@ -108,7 +108,7 @@ class PrefixCache:
         self.observer = PageObserver()
         """May be replaced while the tree is empty."""
         self._roots, self._generation = dict[str | None, Node](), 0
-        """By salt. None of them is without children."""
+        """The roots, by salt; each has children."""
         self._unreferenced: OrderedDict[Node, None] = OrderedDict()
 
     @property

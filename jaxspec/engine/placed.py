@@ -1,6 +1,6 @@
 """Inputs of programs that stay on the device between launches.
 
-They are copied again when they change. A large page table is not: most changes are a few entries, and those are written into the
+They are copied again when they change, but not large page tables: most changes are a few entries, which are written into the
 table that is there. So few bytes are sent, and a CUDA graph finds the table where it was.
 """
 
@@ -82,7 +82,7 @@ class PlacedInputs:
 
 
 def leaves_to_send(arguments: Sequence[Any]) -> list[Leaf]:
-    """The arrays of a launch, for other processes; what is on the device and not placed here they have themselves."""
+    """The arrays of a launch, for other processes; None for those on the device that were not placed here: the others have them."""
     leaves: list[Leaf] = []
     for each in arguments:
         if isinstance(each, Placed):

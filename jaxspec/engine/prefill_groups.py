@@ -31,8 +31,8 @@ class Group:
 
 
 def grouped(chunks: Sequence[PrefillChunk], table: ProgramTable, page_size: int) -> list[list[PrefillChunk]]:
-    """The chunks of a step in groups that fit into one program each, in an order in which they may be launched: after all that they
-    depend on. Prompts whose log probabilities are wanted are alone. In a group those come first that are their prompts' last.
+    """The chunks of a step in groups that fit into one program each, in an order in which they may be launched: each after all it
+    depends on. Prompts whose log probabilities are wanted are alone. In a group, chunks that end their prompts come first.
 
     In:  chunks of 10, 50, 12 and 16 tokens, programs for 16 and 64; the fourth begins with pages that the first writes
     Out: [10, 12], [50], [16]

@@ -1,4 +1,4 @@
-"""Programs kept between runs: compiled ones in JAX's persistent cache, and traced ones beside them.
+"""Programs kept between runs: compiled ones in JAX's persistent cache, and traced ones next to them.
 
 Tracing and lowering a program takes longer than loading its compiled code, so a process that finds the traced program skips both.
 Traced programs are StableHLO in JAX's export format; nothing in them is Python code.
@@ -124,7 +124,7 @@ def is_damaged(file: Path) -> bool:
         decompress_executable(file.read_bytes())
     except OSError:  # it may be whole
         return False
-    except Exception:  # of the kinds of several libraries
+    except Exception:  # several libraries raise their own kinds
         return True
     return False
 
@@ -159,7 +159,7 @@ class CacheHits:
 
 
 def stored_traces(*made_for: object) -> "StoredTraces | None":
-    """The traced programs beside the compiled ones; None if those are not kept on a disk. Call enable_compilation_cache first."""
+    """The traced programs next to the compiled ones; None if no disk keeps the latter. Call enable_compilation_cache first."""
     directory = trace_directory()
     return None if directory is None else StoredTraces(directory, repr((*made_for, what_is_missing())))
 
@@ -200,7 +200,7 @@ class StoredTraces:
 
 
 def remove_unused(directory: Path, *patterns: str) -> None:
-    """Removes files that were neither written nor read for KEEP_DAYS. (Where a disk notes no reading, that were not written.)"""
+    """Removes files that were neither written nor read for KEEP_DAYS. (On a disk that records no reads: that were not written.)"""
     for file in (file for pattern in patterns for file in directory.glob(pattern)):
         with contextlib.suppress(OSError):  # another process was quicker, or we may not
             status = file.stat()

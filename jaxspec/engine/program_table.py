@@ -50,7 +50,7 @@ class ProgramTable:
     batches: tuple[int, ...]
     chunks: tuple[int, ...]
     prompts: tuple[int, ...]
-    """By chunk: the prompts of which one program computes a chunk of this size each; 1: of one only."""
+    """By chunk size: how many prompts' chunks of this size one program computes at once."""
     pages: int
     """Entries of every page table. Attention stops at the longest sequence, so narrower tables would gain nothing."""
     own: tuple[TreeShape, ...]
@@ -76,7 +76,7 @@ class ProgramTable:
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
         largest = min(config.prefill_chunk, pages * config.page_size)
-        # Half a chunk: the share of one of two prompts.
+        # Half a chunk: what each of two prompts gets.
         chunks = sorted({max(1, largest // share) for share in (1, 2, 4, 16)})
         prompts = [min(largest // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
         return cls(
@@ -112,9 +112,9 @@ class ProgramTable:
         return self._serving(own if self.own_first else self.trees)
 
     def next_after_start(self) -> list[Program]:
-        """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
-        request, as first requests often come alone and gain most from a smaller program, those that first requests under grammars
-        gain from, and the largest of every tree."""
+        """The programs that compile in the background before a launch needs them, unless they are there already: cycles of one
+        request, as first requests often come alone and gain most from a smaller program; those that make first requests under
+        grammars faster; and the largest of every tree."""
         first, *others = [next(self.cycles(1, tree)) for tree in self.own]
         largest = [program for tree in self.trees for program in self.largest(tree)]
         return [first, *self.under_masks(self.own[0]), *others, *largest]
@@ -128,7 +128,7 @@ class ProgramTable:
         return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages), *self._for_rows()]
 
     def _for_rows(self) -> list[Program]:
-        """Those that set a row up."""
+        """The programs that set up a row."""
         return [AdmitProgram(), MaskProgram(), *([LendProgram(self.lent)] if self.lent else [])]
 
     def largest(self, tree: TreeShape) -> list[Program]:
@@ -157,7 +157,7 @@ class ProgramTable:
         return list(dict.fromkeys([*halves[0], *halves[-1]]))
 
     def prefills(self, tokens: int, *, scores: bool = False) -> Iterator[PrefillProgram]:
-        """Prefills for a chunk of this many tokens. No start compiles those with log probabilities: who asks for them waits."""
+        """Prefills for a chunk of this many tokens. No start compiles those with log probabilities: a request for these waits."""
         return (PrefillProgram(chunk, self.pages, 1, scores) for chunk in self.chunks if chunk >= tokens)
 
     def prefill_together(self, tokens: int) -> PrefillProgram:
@@ -185,4 +185,4 @@ class ProgramTable:
 
 
 NO_PROGRAMS = ProgramTable(batches=(), chunks=(), prompts=(), pages=0, own=(), trees=(), catches_up=False)
-"""Of programs that are compiled by name only."""
+"""The table of programs that are only compiled by name."""

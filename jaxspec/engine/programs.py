@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What differs between processes in the printed form of a module that holds functions."""
 LOOK_AGAIN = 1.0
-"""Seconds until a start that compiles shows its progress again, also if there is none."""
+"""Seconds after which a start that compiles shows its progress again, even if there is none."""
 STOP_NOW, URGENT, LATER = range(3)
 """Places in the compiler's queue: the end of the compiler, what a request waits for, and what would make requests faster."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
@@ -73,14 +73,14 @@ class Programs:
         placement: Placement = ONE_DEVICE,
         group: HostGroup = ALONE,
     ):
-        """Of `params` and `state` only the shapes are kept. `table`: of which `ready` tells. `group`: processes that
+        """Only the shapes of `params` and `state` are kept. `table`: what launches choose from. `group`: processes that
         compile the same programs."""
         self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), placement)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
         self._merge, self._placement = merge, placement
         self._group, self._precision = group, jax.config.jax_default_matmul_precision
-        """The precision: a context of the caller's, which threads that compile don't have."""
+        """The caller may have set the precision in a context, which threads that compile don't share."""
         self._params, self.state = jax.tree.map(abstract, (params, state))
         """The shapes of the device state, and those of the weights."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -88,8 +88,8 @@ class Programs:
         """Those that compile just now, the longest first."""
         self.is_sealed = False
         self.may_time = True
-        """XLA may time its choices on the device. Not once the cache is allocated: it would need the memory that is left, beside
-        requests that run."""
+        """XLA may time its choices on the device. Not once the cache is allocated: timing would need the memory that is left,
+        while requests run."""
         self._compiler: threading.Thread | None = None
         self._asked = dict[Program, int]()
         """Programs that launches asked for, and their place in the queue: URGENT or LATER. They compile in the background."""
@@ -101,7 +101,7 @@ class Programs:
         """Programs that were asked for and could not be compiled."""
         self._stopping = False
         self._progress = CompilingProgress(shown=False)
-        """Of the background compiler since it last had nothing to do."""
+        """The progress of the background compiler since it was last idle."""
         self.use(table)
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
@@ -156,7 +156,7 @@ class Programs:
             self.ask_for(program, place)
 
     def ask_for_more(self) -> None:
-        """Compiles in the background, beside requests, what no start waits for. Starts the compiler if there is none."""
+        """Compiles in the background, while requests run, what no start waits for. Starts the compiler if there is none."""
         self.start_compiler()
         for program in self.table.next_after_start():
             self.ask_for(program)
@@ -253,7 +253,7 @@ class Programs:
                     release_memory()
 
     def temporary_bytes(self, program: Program) -> int:
-        """Memory that a compiled program takes while it runs, beside weights and state."""
+        """Memory that a compiled program takes while it runs, in addition to weights and state."""
         memory = self._compiled[program].memory_analysis()
         return memory.temp_size_in_bytes if memory else 0
 
@@ -327,7 +327,7 @@ class Programs:
         return traced.lower(lowering_platforms=(platform,) if platform else None)
 
     def inputs(self, program: Program) -> tuple[Any, ...]:
-        """The shapes of what the program takes beside weights and state."""
+        """The shapes of what the program takes in addition to weights and state."""
         return program.inputs(self.state, self._output_of)
 
     def _output_of(self, program: Program) -> Any:

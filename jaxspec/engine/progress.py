@@ -34,7 +34,7 @@ class Forecast:
         if not self._done or not missing:
             return None
         since = self._clock() - self._last
-        under_way = min(missing, self._at_once - 1) / 2  # those that run beside the next one are half done
+        under_way = min(missing, self._at_once - 1) / 2  # those that run at the same time as the next one are half done
         each = max((self._last - self._began) / (self._done + under_way), since / self._at_once)  # this one may be a long one
         left = each * (missing - under_way) - since
         return max(math.ceil(abs(left)), 1)  # what is overdue takes as long again

@@ -1,5 +1,5 @@
-"""A way to JAX's service in rank 0 on which its end is not seen: the library would write twenty lines and end the process with a
-status of its own, before the thread that waits for the group's end has said which process is gone."""
+"""A relay to JAX's service in rank 0, which hides the service's end: JAX would write twenty lines and end the process with a status
+of its own, before the thread that waits for the group's end has said which process is gone."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ PAUSE = 0.1
 
 
 def relay(address: tuple[str, int]) -> str:
-    """HOST:PORT on this machine of what passes bytes to and from a service at this address, and passes on no end of the service.
+    """HOST:PORT on this machine of a relay that passes bytes to and from the service at this address, but not the service's end.
 
     Raises OSError if no port is free.
     """

@@ -1,7 +1,7 @@
 """How far n-gram drafts would have come in a text that something else decodes. Plain Python, no JAX.
 
 What follows a text's newest tokens where they stood before needs no model, so the host can compare it with the tokens that come
-anyway: whether a text repeats is known without trying a tree on it. Of the contexts that n-grams know (decoding/ngram.py), this has
+anyway: whether a text repeats is known without trying a tree on it. Of the contexts of n-grams (decoding/ngram.py), this keeps only
 the pairs of tokens: 0.7 µs for each token and tree (one busy AMD EPYC core, 27 November 2026).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 KEPT = 4096
 """Tokens of a prompt, the last ones, whose pairs are known: a long one must not hold the engine up."""
 LONGEST = 16
-"""Tokens of a match that are looked for; while the text goes on as it did, the match grows beyond."""
+"""The longest match that is searched for, in tokens; while the text goes on as it did, the match grows beyond this."""
 
 
 @dataclass(slots=True)
@@ -19,22 +19,22 @@ class UntriedDraft:
     """A draft that might have been made."""
 
     match: int
-    """The text's when it was made, and that of the draft before it, which is what the host knows when it launches a draft while
-    the one before is not read (Engine.overlapped_step)."""
+    """The text's match when the draft was made, and when the one before it was: the host knows only the latter if it launches a
+    draft before it has read the previous one (Engine.overlapped_step)."""
     match_before: int
     accepted: int = 0
 
 
 @dataclass(slots=True)
 class Repeats:
-    """Of one text."""
+    """The repeats of one text."""
 
     match: int = 0
     """Tokens up to the newest that stand at an earlier place, too."""
     place: int = 0
     """Where the text has the next token, if it goes on as it did there; with a match only."""
     seen: int = 0
-    """Its tokens that were looked at."""
+    """How many of its tokens were looked at."""
     behind: dict[tuple[int, int], int] = field(default_factory=dict)
     """The newest place after each pair."""
     drafts: dict[int, UntriedDraft] = field(default_factory=dict)

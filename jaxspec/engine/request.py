@@ -33,7 +33,7 @@ class RequestError(EngineError):
 
 
 class RefusedRequest(ValueError):
-    """The engine refuses a request of several that were to start together, the one at this place."""
+    """The engine refuses one of several requests that were to start together, the one at this place."""
 
     def __init__(self, error: ValueError, place: int):
         super().__init__(str(error))
@@ -91,7 +91,7 @@ class Timing:
 
 
 class TokenLogprob(NamedTuple):
-    """The log probability that the model gave a token, and the likeliest tokens there (SamplingParams.logprobs)."""
+    """The log probability that the model gave a token, and the most likely tokens there (SamplingParams.logprobs)."""
 
     token_id: int
     logprob: float

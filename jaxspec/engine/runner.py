@@ -219,7 +219,7 @@ class Runner:
         request.is_masked = False
 
     def launch_mask(self, request: Request, mask: np.ndarray | None) -> None:
-        """Programs emit one token each for the request, of those that this mask [words] allows. None: no mask any more."""
+        """From now on programs emit one token each for the request, one that this mask [words] allows. None: ends the mask."""
         if mask is not None or request.is_masked:
             words = np.zeros(words_of(self._vocab_size), np.uint32) if mask is None else mask
             self.run(MaskProgram(), np.array([request.row], np.int32), words[None], np.array([mask is not None]))
@@ -230,7 +230,7 @@ class Runner:
         self.run(LendProgram(len(stretch)), np.array([request.row], np.int32), stretch[None])
 
     def program_to_wait_for(self, request: Request) -> Program | None:
-        """A program without which the request can't run and which is being compiled, or can't be. Asks also for those halves of
+        """A program that the request can't run without and that is being compiled, or can't be. Also asks for those halves of
         cycles that make a request under a grammar faster."""
         if request.matcher is not None:
             table = self.programs.table
@@ -243,8 +243,8 @@ class Runner:
         return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
 
     def needed_by(self, request: Request) -> list[Program]:
-        """What no start compiles and the request can't run without: prefills with log probabilities, and the halves of cycles,
-        without which a lossy engine's text under a grammar would be another."""
+        """The programs that no start compiles and the request can't run without: prefills with log probabilities, and the halves of
+        cycles, without which a lossy engine's text under a grammar would differ."""
         table, needed = self.programs.table, list[Program]()
         if request.params.prompt_logprobs is not None:
             *_, largest = table.prefills(1, scores=True)  # serves a smaller launch, too
@@ -327,8 +327,8 @@ class Runner:
     def _batch(
         self, program: CycleProgram | CatchUpProgram | ProposeProgram, requests: list[Request], *, most_emitted: int
     ) -> tuple[Placed, Placed]:
-        """State rows, and page tables of the slots that the launch may reach, padded to the program's size. It emits as many tokens
-        per request, at most."""
+        """State rows, and page tables of the slots that the launch may reach, padded to the program's size. `most_emitted`:
+        the most tokens that it emits per request."""
         lengths = [len(each.tokens) + each.in_flight_tokens + most_emitted for each in requests]
         held = [each.held.pages[: -(-length // self._page_size)] for each, length in zip(requests, lengths, strict=True)]
         rows = np.full(program.batch, self._padding_row, np.int32)

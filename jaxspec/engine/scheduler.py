@@ -108,7 +108,7 @@ class Scheduler:
             insort(self.deadlines, request, key=_deadline)
 
     def join_line(self, request: Request) -> None:
-        """A request that was held back takes its place in the line, that of its arrival."""
+        """Puts a request that was held back into the line, at the place of its arrival."""
         self.held_back.remove(request)
         insort(self.waiting, request, key=_place_in_line)
 
@@ -214,7 +214,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, limit: int) -> PrefillChunk:
         """The next `limit` tokens of the request's prefill, or fewer if it ends sooner. It starts where the cached prefix ends if
-        that is further than the request's own chunks: it is new, or another request has computed the same tokens."""
+        that is further than the request's own chunks: as when it is new, or another request has computed the same tokens."""
         first = cached = request.prefilled
         if request.asked.params.prompt_logprobs is None:
             self.cache.extend_match(request.held, request.tokens)

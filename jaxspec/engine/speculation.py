@@ -12,9 +12,9 @@ class DraftSources(NamedTuple):
     """Who proposed the drafts of a cycle (Drafter.source_names). Both are empty unless drafters are merged."""
 
     accepted: tuple[str, ...] = ()
-    """Of each accepted draft, in order."""
+    """Who proposed each accepted draft, in order."""
     drafted: tuple[str, ...] = ()
-    """Of each verified draft."""
+    """Who proposed each verified draft."""
 
 
 class CycleCounts(NamedTuple):

@@ -22,13 +22,13 @@ LENT = 256
 """Tokens that a request is lent at a time, with CONTEXT of them up to its own newest token."""
 CONTEXT = 16
 RENEWED = 64
-"""Tokens ahead below which a stretch is replaced."""
+"""A stretch with fewer tokens left ahead is replaced."""
 LOOKUP_WAIT = 8
 """Tokens that a request goes on without a stretch before its text is looked up again."""
 ORDERS = (16, 8, 4)
 """Lengths of the contexts by which texts are found, the longest first."""
 BYTES_PER_TOKEN = 24
-"""Of the store: a token, its owner, and an entry in the table of each order, which are filled up to a half at least."""
+"""Bytes of the store per token: the token, its owner, and an entry in each order's table; tables are filled at least to a half."""
 LEAST_TOKENS = 4096
 END = -1
 """In place of a token: what ends a text."""

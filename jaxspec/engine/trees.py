@@ -228,9 +228,9 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = (), *, lim
     Out: 5/4/8, 3/1/4, 0/1/1
 
     A head that is merged with n-grams (`limits_head`) brings two more: deeper n-grams beside it, for text that repeats now and
-    then, and n-grams alone, for text that repeats so much that the head's forwards are wasted. None of the head alone: n-grams
-    take some 0.15 ms, and a discount of their scores keeps those out of the tree that are wrong. And no further ones: each is a
-    program per batch size, and all share the probes.
+    then, and n-grams alone, for text that repeats so much that the head's forwards are wasted. None is of the head alone: n-grams
+    take some 0.15 ms, and a discount of their scores keeps wrong ones out of the tree. And there are no more: each takes a program
+    per batch size, and all share the probes.
 
     In:  5/4/8, limits_head
     Out: 5/4/8, 7/4/8/5, 7/4/8/0, 3/1/4, 0/1/1
@@ -243,7 +243,7 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = (), *, lim
 
 
 def with_deeper_text(tree: TreeShape) -> TreeShape:
-    """The tree in which n-grams go at least as deep as by default, and a head beside them no deeper than in this one.
+    """The tree in which n-grams go at least as deep as by default, and a head with them no deeper than in this one.
 
     In:  3/1/4
     Out: 7/4/8/3

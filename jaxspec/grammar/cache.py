@@ -18,11 +18,11 @@ from jaxspec.grammar.trees import Masker
 from jaxspec.grammar.vocabulary import Vocabulary, source_of
 
 CACHE_BYTES = 64 * 2**20
-"""Of compiled grammars. One of a usual schema takes about 0.1 MB."""
+"""How many bytes of compiled grammars are kept. A usual schema's takes about 0.1 MB."""
 TRIAL_SECONDS = 2.0
-"""For one grammar to compile; most take a millisecond."""
+"""The limit for one grammar to compile; most take a millisecond."""
 START_SECONDS = 30.0
-"""For the process to start and load the vocabulary; usually a second."""
+"""The limit for the process to start and load the vocabulary; usually it takes a second."""
 MAX_REPLY = 2**16
 """Bytes."""
 MOST_HELD = 2**30
@@ -45,11 +45,11 @@ class Grammars:
     """The grammars of one model, by their text. Thread-safe. The vocabulary is loaded when the first grammar comes."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, ends: Sequence[int], most_bytes: int = CACHE_BYTES):
-        """`tokenizer`: None: there is none, and every grammar is refused."""
+        """Without a `tokenizer` (None) every grammar is refused."""
         self._tokenizer, self._size, self._ends, self._most_bytes = tokenizer, vocab_size, ends, most_bytes
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()
         self._held: WeakValueDictionary[Constraint, Grammar] = WeakValueDictionary()
-        """These, and those of requests."""
+        """The kept grammars, and those of requests."""
         self._lock, self._trials = threading.Lock(), threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
         self._coming: dict[Constraint, Future[Grammar]] = {}
@@ -74,12 +74,12 @@ class Grammars:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the grammars that are kept."""
+        """Bytes of the grammars that are kept."""
         return sum(each.bytes for each in list(self._kept.values()))
 
     def tried(self, constraint: Constraint) -> "Future[Grammar]":
         """The grammar, compiled first in a process with limits, unless it is held; its ValueError names the field. One by one, in a
-        thread. A grammar may take TRIAL_SECONDS, the first one longer. All who ask meanwhile get the same future, so none may
+        thread. A grammar may take TRIAL_SECONDS, the first one longer. All callers meanwhile get the same future, so none may
         cancel it. While someone holds the result, `matcher` need not compile it.
 
         Raises:

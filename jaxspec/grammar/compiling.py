@@ -25,9 +25,9 @@ ONE_SPACE = re.compile(r'"item_separator": ", "|"key_separator": ": "')  # these
 BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
 COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
 ESCAPES = r"\"bfnrt"
-"""Without \\uXXXX, by which a name that a schema describes could be written as another one."""
+"""Not \\uXXXX: with it a name that the schema describes could be written so that it passes for another one."""
 CONTROL = re.compile(r"\\(u00[017]|u\{|x[017{]|[av])")
-"""What a schema's text has where it may ask for a character that can be written so only."""
+"""What a schema's text has if it may ask for a character that can only be written as \\uXXXX."""
 
 
 class VocabularySource(NamedTuple):
@@ -42,7 +42,7 @@ class VocabularySource(NamedTuple):
     tags: Mapping[str, int]
     """Added tokens that are text, such as <tool_call>, by the names that they don't have in `tokenizer`."""
     special: Mapping[str, int]
-    """Those that are none: no text becomes one of them."""
+    """Added tokens that are not text: no text becomes one of them."""
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes up to a second."""
@@ -187,7 +187,7 @@ class Part(NamedTuple):
 
 class StructuralTagWriter:
     """Writes a structural tag, xgrammar's description of a text by its tags and what is between them, as a grammar for llguidance:
-    rules in Lark, and beside them the grammars of its parts."""
+    rules in Lark, and the grammars of its parts."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -280,7 +280,7 @@ class StructuralTagWriter:
         return name
 
     def _up_to(self, end: str, text: str = "TEXT") -> str:
-        """Text up to the first occurrence of a string that may end it, which belongs to it. Else a terminal takes all it can."""
+        """Text up to and including the first occurrence of a string. (Lazy: otherwise a terminal takes all it can.)"""
         return self._rule(f"{text} {_quoted(end)}", "[lazy]")
 
     @staticmethod

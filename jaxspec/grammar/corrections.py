@@ -1,4 +1,4 @@
-"""JSON schemas for which llguidance does what the given ones say, where it does something else."""
+"""Rewrites JSON schemas where llguidance would not do what they say, so that it does."""
 
 import json
 import math
@@ -17,7 +17,7 @@ LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])
 DAY = f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{LEAP_YEAR}-02-29)"
 REAL = {"date": DAY, "date-time": f"{DAY}.*[tT].{{6}}[0-5]", "time": "^.{6}[0-5]"}
 """Patterns of formats in which llguidance has 29 days in each February, and 61 seconds in each minute."""
-OTHERS = re.compile(r"\\.|\[\^(\]|-*)", re.DOTALL)  # where the set of all characters but some begins; what is escaped does not
+OTHERS = re.compile(r"\\.|\[\^(\]|-*)", re.DOTALL)  # where a negated set begins, or an escaped character, which begins none
 
 
 def corrected(schema: Any) -> Any:
@@ -53,8 +53,8 @@ def _exact(digits: str) -> int:
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
-    """The bounds of numbers: next to those that no double is, inside; and beside an excluded whole number of which only fractions
-    fit, as llguidance takes it in."""
+    """The bounds of numbers. One that no double equals becomes the next double inside; an excluded whole number next to which only
+    fractions fit becomes a number just inside, as llguidance would allow the whole number."""
     made = {}
     for *names, inner, way in BOUNDS:
         for name in names:

@@ -27,8 +27,8 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def as_lark(ebnf: str) -> str:
-    """The same rules in Lark's syntax, from `root`, which is its `start`; Lark's own, which have single colons, as they are. Raises
-    ValueError."""
+    """The same rules in Lark's syntax, with `root` as its `start`. Rules that are Lark's already, with single colons, stay as they
+    are. Raises ValueError."""
     if not _RULE.search(ebnf):
         return ebnf
     names, defined, written, characters, at = {"root": "start"}, set[str](), list[str](), 0, 0
@@ -63,7 +63,7 @@ def as_lark(ebnf: str) -> str:
 
 
 def _character(found: re.Match[str]) -> str:
-    """What one stands for, escaped or not. Raises ValueError."""
+    """What a character stands for, escaped or not. Raises ValueError."""
     code, named = found[1] or found[2] or found[3], found[4]
     number = int(code or "0", 16)
     is_none = number > sys.maxunicode or 0xD800 <= number < 0xE000  # beyond Unicode, or half of a surrogate pair
@@ -75,5 +75,5 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _in_set(found: re.Match[str]) -> str:
-    """As in a regular expression's set, in which only the dash of a range is none of the characters."""
+    """A character as a regular expression's set has it; only a bare dash, which makes a range, stays as it is."""
     return "-" if found[0] == "-" else f"\\x{{{ord(_character(found)):x}}}"

@@ -19,7 +19,7 @@ class GrammarError(ValueError):
 
 
 class Bans(NamedTuple):
-    """What a request says about tokens beside its grammar."""
+    """What a request says about tokens in addition to its grammar."""
 
     stops: Sequence[int]
     """Tokens that end the text."""

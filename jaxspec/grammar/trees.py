@@ -24,7 +24,7 @@ class DraftedNodes(NamedTuple):
     candidate_tokens: np.ndarray
     candidate_parents: np.ndarray
     scores: np.ndarray
-    """[b, c] each, as in decoding.tree.Candidates; c may be 0: all that there are were chosen."""
+    """[b, c] each, as in decoding.tree.Candidates; c may be 0: then all candidates were chosen."""
     sources: np.ndarray | None = None
     candidate_sources: np.ndarray | None = None
     """[b, n] and [b, c], where drafters are merged; there, c is never 0."""
@@ -114,7 +114,7 @@ class TextTree:
 
     @classmethod
     def of(cls, matcher: Matcher, nodes: DraftedNodes, row: int) -> "TextTree":
-        """The candidates or, if all that there are were chosen, the nodes, the first of which are the best."""
+        """The candidates or, if all of them were chosen, the nodes, the first of which are the best."""
         if nodes.scores.shape[1]:
             tokens, parents, scores = (
                 each[row].tolist() for each in (nodes.candidate_tokens, nodes.candidate_parents, nodes.scores)
@@ -152,7 +152,7 @@ class TextTree:
 
 
 def sources_of(picked: np.ndarray, sources: np.ndarray, count: int) -> np.ndarray:
-    """Sources [count] of the root and the picked, in whose order those after the candidates were added: they have none.
+    """Sources [count] of the root and the picked. Places after the candidates' are of added nodes, which have no source.
 
     In:  picked [1, 4], sources [3, 2, 1], count 3
     Out: [0, 2, 0]

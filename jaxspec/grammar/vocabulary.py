@@ -13,7 +13,7 @@ from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.tool_parsers import END_TAG, TAG
 
 type Words = NDArray[np.uint32]
-"""A set of tokens: bit i % 32 of word i // 32 is that of token i."""
+"""A set of tokens: bit i % 32 of word i // 32 stands for token i."""
 TAGS = {TAG, END_TAG, *(tag for each in REASONING_FORMATS.values() for tag in (each.begin, each.end))}
 """Text even where they are special tokens."""
 
