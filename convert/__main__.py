@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def _interruptible(options: argparse.Namespace, prog: str) -> int:
-    """The command's exit status; after Ctrl-C it says what there is."""
+    """The command's exit status; after Ctrl-C it reports what was written."""
     try:
         return run(options)
     except KeyboardInterrupt:

@@ -59,7 +59,7 @@ def _head_logits(target: LoadedTarget, head: LoadedHead) -> np.ndarray:
     model, module, tokens = target.merge(target.params), head.merge(head.params), jnp.asarray(_tokens(target.config.vocab_size))
     rows = causal_metadata(1, TOKENS)
     features = model(tokens, rows, capture=head.config.captured_layers).features
-    if isinstance(module, BlockHead):  # the tokens as a block after themselves, all of which sees everything
+    if isinstance(module, BlockHead):  # the tokens again as a block after the text, where every row sees everything
         all_seen = AttentionMetadata.of_window(TOKENS + rows.positions, jnp.ones((1, TOKENS, 2 * TOKENS), bool))
         metadata, windows = [all_seen] * head.config.layer.num_layers, module.keys_values(features, rows.positions)
         logits = module.logits(module(module.embed(tokens, model), metadata, None, windows), model)

@@ -121,7 +121,7 @@ def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
 
 
 def _stand_in(config: dict) -> ModelConfig:
-    """A target that the head asks for: its own sizes where it names no others."""
+    """A target as the head's config describes it; where that names no size, the target has the head's own."""
     own = config.get("transformer_layer_config") or config
     size = config.get("target_hidden_size") or own.get("hidden_size")
     layers = config.get("num_target_layers") or LAYERS_OF_STAND_IN

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 REFERENCE, GPU_DEFAULT, CPU_DEFAULT = "reference", "pallas_triton", "cpu"
-"""The implementations that every kernel has: its definition in plain XLA, and what NVIDIA GPUs get. The third, what CPUs get, is
-the definition unless a kernel has one."""
+"""The implementations that every kernel has: its definition in plain XLA, and the one for NVIDIA GPUs. The third, for CPUs, is
+the definition unless a kernel has its own."""
 lowered_for = jax.make_user_context(None)
 """`with lowered_for("cpu")` or `("cuda")`: what is traced inside is lowered for this platform only, so the forms for others are
 not traced. None: for any."""

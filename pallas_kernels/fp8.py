@@ -33,7 +33,7 @@ class Scales(NamedTuple):
 
 
 def encode(x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
-    """The nearest e4m3 numbers as bytes; halfway to the even one, and beyond the largest to that.
+    """The nearest e4m3 numbers as bytes; ties go to the even one, and numbers beyond the largest to the largest.
 
     In:  [1.0, -0.3, 1000.0]
     Out: [0x38, 0xaa, 0x7e], which are 1, -0.3125 and 448
@@ -50,8 +50,8 @@ def encode(x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
 
 
 def decode(stored: UInt8[Array, "*shape"], dtype: DTypeLike) -> Float[Array, "*shape"]:
-    """The numbers, exact in any dtype of 16 or 32 bits. (Not a number becomes 480: bytes in use have none unless the model's
-    numbers are broken, and what it computes from them shows that too.)
+    """The numbers, exact in any dtype of 16 or 32 bits. (NaN becomes 480. Bytes in use hold none unless the model
+    itself computes NaN, and then its other results show that too.)
 
     As float16 the bits mean the number divided by 256.
     """
@@ -61,7 +61,7 @@ def decode(stored: UInt8[Array, "*shape"], dtype: DTypeLike) -> Float[Array, "*s
 
 
 def is_fp8(stored: Real[Array, "*shape"]) -> bool:
-    """Whether the array holds e4m3 numbers: then it is one of bytes."""
+    """Whether the array holds e4m3 numbers: then its dtype is uint8."""
     return stored.dtype == jnp.uint8
 
 

@@ -112,7 +112,7 @@ class QuantizedAs:
         return self.of(_quantised(jnp.asarray(matrix).T, self))
 
     def of(self, numbers: Numbers) -> Weight:
-        """The weight made of these numbers, whose scales are those that the fields say."""
+        """The weight made of these numbers, whose scales must be grouped as the fields say."""
         return _packed(jax.tree.map(jnp.asarray, numbers), self)
 
 
@@ -209,7 +209,7 @@ def _product(x: Array, packed: Packed, dtype: DTypeLike, matmul: str) -> Float[A
 
 
 def _is_left_to_xla(x: Array, packed: Packed) -> bool:
-    """Prefill with whole numbers and a scale per row: XLA converts them while it multiplies. Others it would unpack into memory."""
+    """For prefill with int8 and a scale per row: XLA converts these while it multiplies, but would unpack others into memory."""
     return x.shape[0] > MANY_ROWS and isinstance(packed, Bytes) and packed.is_by_row and packed.rows.dtype == jnp.int8
 
 

@@ -18,7 +18,7 @@ from pallas_kernels.weight import Grain, Weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Weight):
-    """The transposed matrix. It may have fewer bits than the activations: 16-bit weights give the sums of the same float32 ones."""
+    """The transposed matrix. Its numbers may have fewer bits than activations: 16-bit weights give the same sums as in float32."""
 
     rows: Float[Array, "n k"]
 
@@ -104,12 +104,11 @@ class AsInFile:
     """The storage of a matrix whose tensors stay as they are in a file. Its numbers are zeros until `of` puts the file's there."""
 
     tensors: tuple[tuple[int, str], ...]
-    """Rows and kind of each: a dtype, or a format (a key of row_matmul.FORMATS). Tensors of one kind that follow each other are
-    one."""
+    """Rows and kind of each: a dtype, or a format (a key of row_matmul.FORMATS). Consecutive ones of one kind count as one."""
 
     @property
     def names(self) -> list[str]:
-        """What the weight calls its arrays, of nested weights as in linear.parameters.
+        """What the weight calls its arrays; those of nested weights are named as in linear.parameters.
 
         In:  one kind, float32        Out: ["rows"]
         In:  float32, then q8_0       Out: ["weights_0_rows", "weights_1_blocks"]

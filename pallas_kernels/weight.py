@@ -36,7 +36,7 @@ class Grain(NamedTuple):
 
 
 ANYWHERE = Grain(1, 1)
-"""Of matrices that can be cut anywhere."""
+"""The grain of matrices that can be cut anywhere."""
 
 
 class Weight(ABC):

@@ -33,7 +33,7 @@ _SETTINGS = Fields(
         "markov_head_type": Text(),
     }
 )
-"""Those that are read; at the top level of a config or, before it, in its dflash_config."""
+"""The settings that are read, from a config's dflash_config or else from its top level."""
 _ONLY: dict[str, Any] = {
     "attention_bias": False,
     "speculators_model_type": None,
@@ -73,7 +73,7 @@ def dspark_plan(config: dict, names: Collection[str], target: ModelConfig) -> Te
 
 
 def _unread(names: Collection[str]) -> frozenset[str]:
-    """Of DeepSpec's tensors: copies of the target's, and what predicts how far a chain will be accepted: trees have scores."""
+    """DeepSpec's unneeded tensors: copies of the target's, and the predictor of a chain's acceptance: trees have scores."""
     confidence = (name for name in names if name.startswith("confidence_head."))
     return frozenset({"embed_tokens.weight", "lm_head.weight", *confidence})
 
@@ -138,7 +138,7 @@ def _windows(settings: dict, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _captured_layers(settings: dict, num_layers: int, target_layers: int) -> tuple[int, ...]:
-    """The target's layers whose *input* the head reads; configs name those whose output it is, -1 the embedding.
+    """The target's layers whose *input* the head reads. Configs name the layers that output it; -1 is the embedding.
 
     In:  "target_layer_ids": [-1, 9]
     Out: (0, 10)

@@ -96,7 +96,7 @@ class Checkpoint:
         return self._files[self.file_of[name]].read(name)
 
     def view(self, name: str) -> Tensor:
-        """A tensor, of which no more is read than is asked for. Raises as `read`, then or later."""
+        """A tensor that is read only where it is accessed. Raises as `read`, at once or on access."""
         file = self._files[self.file_of[name]]
         return file.view(name) if isinstance(file, GgufTensors) else file.read(name)
 
@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def log_link(weights: Path) -> None:
-    """Says in the log where weights are that are a link; the Hub's cache has links to its own blobs."""
+    """Logs where linked weights really are, except for the links of the Hub's cache to its own blobs."""
     if weights.is_symlink() and (real := weights.resolve()).parent.name != "blobs":
         logger.info("%s is a link to %s", weights, real)
 

@@ -196,8 +196,8 @@ def load_converted(
     placement: Placement,
     progress: bool,
 ) -> LoadedModel:
-    """The model in this dtype, stored as `config_stored_as` chooses, on these devices. On one device without a cast its
-    arrays are the mapped files; of several each reads its part.
+    """The model in this dtype, stored as `config_stored_as` chooses, on these devices. On one device, without a cast, its
+    arrays are the mapped files; each of several devices reads only its part.
 
     Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_stored_as`.
     """

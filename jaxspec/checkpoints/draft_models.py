@@ -45,7 +45,7 @@ def refuse_token_map(path: Path, token_map: Path | None) -> None:
 
 
 def inherited_quantization(path: Path, quantization: str | None) -> str | None:
-    """The target's, for a draft at this path of which none was asked for: one that is quantised already stays as it is."""
+    """The quantization of a draft for which none was asked for: the target's, or None if the draft is quantised already."""
     with errors_named(path):
         if is_converted(path):
             published: object = layer_config(read_manifest(head_directory(path) or path).config).storages

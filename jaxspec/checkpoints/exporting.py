@@ -60,7 +60,7 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
 
 
 def warn_of_unread(config: HeadConfig, dialect: str) -> None:
-    """Warns of each setting that is written in a dialect whose own engine does not read it. Raises ValueError for one that it
+    """Warns of each setting that is written but not read by the dialect's own engine. Raises ValueError for one that the engine
     refuses."""
     engines = {"safeailab": "SafeAILab's code", "sglang": "SGLang 0.5.23", "speculators": "speculators"}
     if dialect not in engines:
@@ -114,7 +114,7 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
 
 
 def _block(config: BlockConfig) -> Exported:
-    """z-lab's config, also of JetSpec, or DeepSpec's. Unless it says `causal`, layers with a window are."""
+    """The config of z-lab, which JetSpec shares, or of DeepSpec. Without a setting `causal`, layers with a window are causal."""
     has_window, widths = tuple(size is not None for size in config.windows), {size for size in config.windows if size is not None}
     if len(widths) > 1 or (config.causal != has_window and len(set(config.causal)) > 1):
         raise ValueError("config.json has one place for causal and one for sliding_window, and the head's layers differ")

@@ -34,7 +34,7 @@ ENDS = (
 )  # fmt: skip
 """Control tokens that end an answer, whatever the file says, as in llama.cpp: many files name one of several."""
 TEMPLATE = "tokenizer.chat_template"
-"""Of a chat; with a dot and a name after it, one for another purpose, such as tool_use."""
+"""The chat template; with a dot and a name appended, a template for another purpose, such as tool_use."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
@@ -97,7 +97,7 @@ def write_directory(file: Path, directory: Path) -> None:
         (directory / LINK).symlink_to(file.resolve())
     except OSError:
         raise
-    except Exception as error:  # also of libraries' own kinds, for metadata of other types, such as lists for numbers
+    except Exception as error:  # also libraries' own kinds, if metadata has another type, such as a list instead of a number
         kind = {KeyError: "it has no ", ValueError: ""}.get(type(error), f"it can't be read: {type(error).__name__} ")
         raise ValueError(f"{file}: {kind}{' '.join(str(error).split())[:LONGEST_ERROR]}") from None
     for name, text in files.items():
@@ -228,7 +228,7 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
             f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, yarn, llama3's factors"
         )
     if scaling != "none" and factor not in (0.0, 1.0):
-        length = config["max_position_embeddings"]  # of linear it is the length that the scaling reaches
+        length = config["max_position_embeddings"]  # for linear, the length after scaling
         of_linear = {"original_max_position_embeddings": max(1, int(length / factor))}
         settings = yarn_settings(get, factor, length) if scaling == "yarn" else of_linear
         config["rope_scaling"] = {"rope_type": scaling, "factor": factor, **settings}
@@ -238,8 +238,8 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
 
 
 def yarn_settings(get: Callable[..., Any], factor: float, context_length: int) -> dict[str, Any]:
-    """The settings of YaRN beside its factor. Of these llama.cpp reads attn_factor, which multiplies 0.1 ln(factor) + 1, and the
-    original length; the betas are those of the model's config. Raises ValueError for others that are not the usual ones."""
+    """The settings of YaRN besides its factor. llama.cpp reads two of them: attn_factor, which multiplies 0.1 ln(factor) + 1, and
+    the original length. The betas are those of the model's config. Raises ValueError for other settings with unusual values."""
     for name, usual in {"ext_factor": 1.0, "log_multiplier": 0.0, "attn_factor": 0.1 * math.log(factor) + 1.0}.items():
         if abs((found := float(get(f"rope.scaling.yarn_{name}", usual))) - usual) > 1e-3:
             raise ValueError(f"rope.scaling.yarn_{name}={found:g} is not supported: expected {usual:g}")

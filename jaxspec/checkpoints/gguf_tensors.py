@@ -1,7 +1,7 @@
 """The tensors of a GGUF file, under Hugging Face's names: dequantised, or as the blocks that they are stored in.
 
-`gguf_file.py` writes an index of them beside config and tokenizer, because reading a file's whole header takes seconds, and a link
-to the file, LINK.
+Next to config and tokenizer, `gguf_file.py` writes a link to the file, LINK, and an index of its tensors, because reading the whole
+header takes seconds.
 """
 
 import math
@@ -36,8 +36,8 @@ DECODED = 64
 
 
 def index_of(file: Path, tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """What `GgufTensors` reads: the file's size, and each tensor's type, shape, offset and size in bytes, and its heads if RoPE
-    rotates neighbours there, else 0. `tensors`: the library's, by their names. Raises ValueError for an unknown name."""
+    """What `GgufTensors` reads: the file's size, and each tensor's type, shape, offset and size in bytes, and its number of heads
+    if RoPE rotates neighbours in it, else 0. `tensors`: the library's, by name. Raises ValueError for an unknown name."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if name == ROPE_FACTORS:
@@ -58,7 +58,7 @@ def index_of(file: Path, tensors: dict[str, Any], config: dict[str, Any]) -> dic
 
 
 def is_entry(entry: Any, file_size: int) -> bool:
-    """Whether an index may say this of a tensor in a file of this size."""
+    """Whether this is a possible entry of an index for a file of this size."""
     match entry:
         case [str(kind), [*shape], int(offset), int(size), int(heads)] if all(type(each) is int and each > 0 for each in shape):
             inside = min(offset, size, heads) >= 0 and offset + size <= file_size
@@ -79,7 +79,7 @@ def _bytes_of(kind: str, shape: list[int], otherwise: int) -> int:
 
 
 class GgufTensors:
-    """A GGUF file by its index, as a TensorFile. Raises ValueError if the index is damaged, or the file gone or another one."""
+    """A GGUF file by its index, as a TensorFile. Raises ValueError if the index is damaged, or the file is gone or was replaced."""
 
     def __init__(self, path: Path):
         index = read_object(path)
@@ -101,7 +101,7 @@ class GgufTensors:
         return np.asarray(self.view(name))
 
     def view(self, name: str) -> "StoredRows":
-        """The tensor, whose rows are read when they are asked for; those of blocks become float32."""
+        """The tensor, whose rows are read on access; rows in blocks become float32."""
         kind, shape, _, _, heads = self._tensors[name]
         if kind in PLAIN:
             return StoredRows(self._stored(name).view(PLAIN[kind]).reshape(shape), heads)
@@ -146,7 +146,7 @@ class StoredRows:
     rows: np.ndarray
     """As they are stored, a view of the file: numbers, or uint8 [rows, bytes]."""
     heads: int = 0
-    """RoPE rotates neighbours in the file, in so many heads; 0: the rows are in their order."""
+    """The number of heads, if their rows are ordered for RoPE on neighbours; 0: the rows need no reordering."""
     decoding: Decoding | None = None
 
     @property
@@ -178,7 +178,7 @@ class StoredRows:
         return self[:]
 
     def _in_order(self, own: slice) -> np.ndarray:
-        """Some rows, still as they are stored. RoPE on the two halves of each head takes them in another order.
+        """Some rows, not yet decoded, in the order for RoPE on the two halves of each head.
 
         In:  one head, the rows 0 1 2 3 in the file; all of them
         Out: 0 2 1 3

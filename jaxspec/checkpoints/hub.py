@@ -52,7 +52,7 @@ class HubOptions(NamedTuple):
 
     @property
     def newest(self) -> "HubOptions":
-        """The same options for what is neither, with the newest revision."""
+        """The same options for anything else, such as a token map, at the newest revision."""
         return self._replace(revision=None)
 
 

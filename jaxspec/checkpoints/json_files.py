@@ -21,18 +21,18 @@ def find_config(path: Path) -> Path | None:
 
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-"""Of shards, the first that a directory has is read."""
+"""Indexes of shards; the first that a directory has is read."""
 TENSOR_FILES = (".safetensors", ".bin", ".pt")
 WEIGHTS = (*TENSOR_FILES, ".gguf", ".pth")
 """Suffixes of files that may be links to anywhere, as people keep them on other disks: what they hold is never shown."""
 
 
 def check_files(directory: Path, *folders: str) -> None:
-    """Raises ValueError if reading the directory would read something else.
+    """Raises ValueError if reading the directory would read anything outside of it, or never end.
 
-    That is something that is neither file nor directory, as reading a named pipe never ends, or a link to a file elsewhere, such as
-    a chat template that is /etc/passwd. The Hub's cache links files to its blobs, which are the directory's own. `folders`: those
-    that are read beside TEMPLATES.
+    Links to files elsewhere are refused, such as a chat template that is /etc/passwd, and so is what is neither file nor directory,
+    such as a named pipe. The Hub's cache links files to its blobs, which count as the directory's own. `folders`: names of folders
+    that are read besides TEMPLATES.
     """
     home = directory.resolve()
     own = (home, home.parents[1] / "blobs") if home.parent.name == "snapshots" else (home,)
@@ -68,8 +68,8 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def read_end_of_sequence(directory: Path, config: dict[str, Any]) -> list[int]:
-    """The end-of-sequence tokens of this config.json and of generation_config.json, where chat models list those of a turn. Either
-    may be left over from the model that it was finetuned from."""
+    """The end-of-sequence tokens of this config.json and of generation_config.json, where chat models list their end-of-turn
+    tokens. Either file may be left over from the model that this one was finetuned from."""
     path = directory / "generation_config.json"
     found: Any = read_object(path).get("eos_token_id") if path.is_file() else None
     if found is not None:
@@ -86,7 +86,7 @@ def read_object(path: Path, hook: Callable[[list[tuple[str, Any]]], dict] | None
         parsed = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=hook)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
-    except ValueError as error:  # JSON, UTF-8, or a number of thousands of digits
+    except ValueError as error:  # wrong JSON or UTF-8, or a number with thousands of digits
         raise ValueError(f"{path} is not valid JSON: {str(error)[:MAX_REASON]}") from None
     if not isinstance(parsed, dict):
         raise ValueError(f"{path} holds a {type(parsed).__name__}; expected a JSON object")

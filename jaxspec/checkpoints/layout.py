@@ -21,7 +21,7 @@ ViewTensor = Callable[[str], Tensor]
 COPIED = 256
 """Rows that are copied at once."""
 MIXABLE = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
-"""Tensors of these that become one parameter all become float32, which changes none of their numbers."""
+"""If tensors of several of these become one parameter, all become float32, which changes none of their numbers."""
 
 
 class Source(Protocol):
@@ -39,8 +39,8 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Stacked:
-    """Tensors stacked along their rows, or the transpose of that, before they are joined. A part of it reads no more of the files
-    than it holds.
+    """Tensors stacked along their rows, or the transpose of that stack, before they are joined. Accessing a part reads nothing else
+    from the files.
 
     In:  [2, 3], [4, 3], is_transposed True; [:, 1:4]
     Out: [3, 3]
@@ -68,7 +68,7 @@ class Stacked:
         return joined.T if self.is_transposed else joined
 
     def copy_to(self, out: np.ndarray, index: tuple[slice, ...]) -> None:
-        """Writes a part of it to an array, in the array's dtype. Little else is in memory meanwhile."""
+        """Writes a part of it to an array, in the array's dtype. This takes little other memory."""
         (first, end), others = self._stretch(index)
         for start in range(first, end, COPIED):
             part = self._rows(start, min(start + COPIED, end), others).astype(out.dtype, copy=False)
@@ -79,14 +79,14 @@ class Stacked:
                 out[place] = part
 
     def _stretch(self, index: tuple[slice, ...]) -> tuple[tuple[int, int], list[slice]]:
-        """The rows of the stack, first and end, and the columns of a part."""
+        """The rows (first, end) and the columns of the stack that a part consists of."""
         every = (*index, *(slice(None),) * (self.ndim - len(index)))
         rows, *others = every[::-1] if self.is_transposed else every
         first, end, _ = rows.indices(sum(map(len, self.tensors)))
         return (first, end), others
 
     def _rows(self, first: int, end: int, others: list[slice]) -> np.ndarray:
-        """Rows of the stack, and the columns of them."""
+        """These rows and columns of the stack."""
         parts, start = list[np.ndarray](), 0
         for tensor in self.tensors:
             part = tensor[max(first - start, 0) : max(end - start, 0), *others]
@@ -213,7 +213,7 @@ def decoder_layer(
     Args:
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
-        names: the tensors of the files, which tell how the cache's scales are called there, if config.kv_scales.
+        names: the files' tensors, which show what they call the cache's scales, if config.kv_scales.
     """
     size, head_dim = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim

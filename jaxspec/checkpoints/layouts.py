@@ -106,7 +106,7 @@ def eagle_layout(config: EagleConfig) -> Layout:
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OUTPUT_IDS = ("target_layer_ids", "aux_hidden_states_layer_ids")
-"""The same at the top level of DeepSpec's and AngelSlim's configs, by output."""
+"""The same setting at the top level of DeepSpec's and AngelSlim's configs, which name layers by output."""
 
 
 class Eagle3Names(NamedTuple):

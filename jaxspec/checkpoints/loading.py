@@ -177,9 +177,9 @@ def is_really_untied(checkpoint: Checkpoint) -> bool:
 def read_parameters(
     plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, placement: Placement = ONE_DEVICE, *, progress: bool
 ) -> dict:
-    """All parameters as a nested dict of arrays, each with the dtype that the model has for it if its activations have this one.
+    """All parameters as a nested dict of arrays, each in the dtype that it has in a model with activations of this dtype.
 
-    One parameter at a time is in memory twice, never a whole shard, and of one that devices share no more than their parts.
+    Only one parameter at a time is in memory twice, never a whole shard; of one that devices divide, only their parts are.
     """
     config = layer_config(plan.config)
     params, expected = dict[Keys, Any](), flatten_dict(abstract_model(plan.config, dtype).params)

@@ -52,7 +52,7 @@ class QuantizedStack:
     """Name and rows of each."""
     k: int
     infos: Mapping[str, TensorInfo]
-    """Those of the checkpoint; empty without files."""
+    """The checkpoint's tensors; empty without files."""
     idle_biases: frozenset[str] = frozenset()
     """Tensors that AutoGPTQ writes for layers without a bias: they must be zeros."""
 
@@ -140,7 +140,7 @@ def _quantised(source: Source, scheme: Scheme, infos: Mapping[str, TensorInfo], 
             return scheme.covers(module)
         weight = infos.get(f"{module}.weight")
         if weight is not None and weight.dtype.name.startswith("float8") and scheme.covers(module):
-            return True  # without its scale, too, so that this is missed
+            return True  # even without its scale, so that its absence is noticed
         return not scheme.needed(module, rows, k, infos).keys().isdisjoint(infos.keys() - {f"{module}.weight"})
 
     found = {module for module, rows in modules if is_quantised(module, rows)}

@@ -53,7 +53,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def storage(self, rows: tuple[int, ...], k: int) -> QuantizedAs | None:
-        """How the stack of projections with these rows is stored. None: it is dequantised, as its groups are no whole ones."""
+        """How the stack of projections with these rows is stored. None: it is dequantised, because its groups can't stay whole."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class EightBits(Scheme):
 
 @dataclass(frozen=True)
 class FourBits(Scheme):
-    """Numbers in halves of bytes, eight in a word of 32 bits."""
+    """Numbers of 4 bits, eight in a word of 32 bits."""
 
     group: int | None = None
     """Numbers of a row that share a scale; None: all."""
@@ -174,7 +174,7 @@ class Gptq(Transposed):
         return Numbers(values, transposed(read(f"{module}.scales").astype(np.float32)), transposed(zeros))
 
     def check_order(self, module: str, k: int, read: ReadTensor) -> None:
-        """Raises ValueError unless groups are numbers that follow each other."""
+        """Raises ValueError unless each group consists of consecutive numbers."""
         size = self.group or k
         if not np.array_equal(read(f"{module}.g_idx"), np.arange(k) // size):
             raise ValueError(
@@ -195,6 +195,6 @@ def dequantised(numbers: Numbers, k: int, group: int) -> np.ndarray:
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
-    """The halves of bytes in words of 32 bits, from the lowest on, uint8 [n, 8 * words]."""
+    """The eight 4-bit numbers in each word of 32 bits, lowest first, uint8 [n, 8 * words]."""
     as_bytes = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     return np.stack([as_bytes & 15, as_bytes >> 4], -1).reshape(len(words), -1)

@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
 
 
 def add_tokens(tokenizer: "Tokenizer", tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Makes the tokens of the kinds that are never split known as such."""
+    """Tells the tokenizer which tokens are never split."""
     from tokenizers import AddedToken
 
     for added, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):

@@ -1,6 +1,6 @@
 """How a model's matrices are stored when it is loaded: as its modules have them; row by row, as files have them; or in 8 or 4 bits.
 
-`Storing` and a quantisation are what is asked for, a config with `storage` and `storages` what they mean for one model.
+`Storing` and a quantisation say what is asked for; the `storage` and `storages` of a config say what that means for one model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ from pallas_kernels.rows import AsInFile, ByRows
 from pallas_kernels.skinny_matmul.packed import Bytes, Nibbles
 
 KEPT = (*FORMATS, "float32", "bfloat16", "float16")
-"""Kinds of tensors that may stay as they are beside float32 activations: all their numbers are float32 numbers."""
+"""Kinds of tensors that may stay as they are with float32 activations: float32 holds all their numbers exactly."""
 MATRIX, EMBEDDING = "kernel", "embed_tokens"
 """The last keys of parameters that a storage replaces."""
 PACKED = "packed_"
-"""Begins the last keys of the arrays of a Quantized."""
+"""The prefix of the last keys of a Quantized's arrays."""
 
 
 class Storing(Enum):
@@ -43,8 +43,8 @@ class Storing(Enum):
 
 
 def planned(plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, quantization: str | None = None) -> TensorPlan:
-    """The plan with the storage that `storing` and `quantization` choose for each matrix. Without a checkpoint its files are not
-    known: as in a GPU's memory.
+    """The plan with the storage that `storing` and `quantization` choose for each matrix. Without a checkpoint, as
+    when planning for a GPU, no matrix stays as the file has it.
 
     `quantization`: one of config.QUANTIZATIONS, for all matrices. None: as published. Raises ValueError if they are quantised
     otherwise already.
@@ -63,7 +63,7 @@ def planned(plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, q
 def _storage(
     keys: Keys, source: Source, plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, quantization: str | None
 ) -> Storage | None:
-    """The storage of one parameter, if it is not that of all."""
+    """The storage of one parameter, if it differs from the others'."""
     for_cpu = storing is not Storing.DENSE
     if isinstance(source, QuantizedStack):
         if quantization not in (None, source.kind):
@@ -88,7 +88,7 @@ def _storage(
 
 
 def kinds(source: Stack, checkpoint: Checkpoint) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """The tensors of a parameter, those of one kind that follow each other together: rows and kind (dtype or format)."""
+    """The tensors of a parameter (rows and kind: dtype or format), with consecutive ones of the same kind grouped."""
     infos = ((rows, checkpoint.infos[name]) for name, rows in source.tensors)
     found = groupby(((rows, info.format or info.dtype.name) for rows, info in infos), key=lambda each: each[1])
     return ((kind, list(group)) for kind, group in found)
@@ -102,8 +102,8 @@ def with_storage(config: Any, storage: Storage | None, storages: tuple[tuple[Key
 
 
 def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, Any]:
-    """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes. What only has to be read
-    is not read yet: it is a view of the file, or Stacked."""
+    """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes. What needs no
+    conversion is not read yet: it is a view of the file, or Stacked."""
     if not isinstance(source, Stack | QuantizedStack) or keys[-1] not in (MATRIX, EMBEDDING):
         return {keys: source.join(checkpoint.read)}
     path = keys[:-1] if keys[-1] == MATRIX else keys
@@ -123,7 +123,7 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
 
 
 def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterator[Stacked]:
-    """The tensors of one kind that follow each other, together."""
+    """Stacks of consecutive tensors of the same kind."""
     names = iter(source.tensors)
     for rows, kind in storage.tensors:
         parts = list[Tensor]()
@@ -163,7 +163,7 @@ def config_stored_as(model: LoadedModel, storing: Storing, quantization: str | N
 
 def restored_layer(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: ModelConfig) -> dict[str, Any]:
     """The parameters of the layer at a path, by their names, converted from the storage of `before` to that of `after`. NumPy's
-    arrays may be views of files: what only has to be read is not read yet."""
+    arrays may be views of files: what needs no conversion is not read yet."""
     storage = storage_of(after, *path)
     if EMBEDDING in arrays and isinstance(table := storage_of(after, *path, EMBEDDING), InBlocks):
         return dict(arrays) | {EMBEDDING: next(iter(parameters(table(arrays[EMBEDDING].T)).values()))}

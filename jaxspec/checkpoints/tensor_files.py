@@ -32,7 +32,7 @@ class TensorInfo(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     format: str | None = None
-    """Of its blocks, a key of row_matmul.FORMATS; None: it is stored as numbers, or only its numbers can be had."""
+    """The format of its blocks, a key of row_matmul.FORMATS; None: it isn't stored in blocks, or they can't be had."""
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class TensorInfo(NamedTuple):
 
 
 class Tensor(Protocol):
-    """An array, or one in a file, of which no more is read than is asked for."""
+    """An array, perhaps in a file, of which only the parts that are accessed are read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

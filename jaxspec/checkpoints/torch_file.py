@@ -211,7 +211,7 @@ def kind_of(value: object) -> str:
 MAX_PICKLE_BYTES = 16 << 20  # some 100,000 tensors; the machine may take 80 times as much memory as a hostile pickle has bytes
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how a file of torch before 1.6 begins, after the pickle protocol's two bytes
 HEADER = struct.Struct("<26xHH")
-"""Precedes the values of an entry: at its end the lengths of a name and of more, which follow it."""
+"""Precedes an entry's values. It ends with the lengths of a name and of extra data, which follow it."""
 
 
 @contextmanager

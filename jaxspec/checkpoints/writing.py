@@ -22,7 +22,7 @@ from jaxspec.checkpoints.tensor_files import SAFETENSORS_DTYPES, cast
 SHARD_BYTES = 512 << 20
 """A shard holds as many tensors as fit in this, and at least one. Two are in memory: one being written, the next being made."""
 ALIGNMENT = 64
-"""JAX on a CPU takes an array that begins at a multiple of it as it is mapped, and copies others."""
+"""On CPUs JAX uses a mapped array in place if it begins at a multiple of this, and copies others."""
 NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 LENGTH = 8
 """Bytes of the header's length, with which a file begins."""
@@ -83,7 +83,7 @@ def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps other processes out, until the end of this one at the latest. Raises ValueError if one is in."""
+    """Keeps other processes out, at most until this one ends. Raises ValueError if another one is in."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         with suppress(OSError):  # of file systems without locks
@@ -144,7 +144,7 @@ def _shards(tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: float) -> It
 
 
 def _write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """A .safetensors file, its values at multiples of ALIGNMENT where sizes allow it, which the library's files are not."""
+    """A .safetensors file whose values, unlike in the library's files, begin at multiples of ALIGNMENT where sizes allow it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     # The format has no gaps: odd sizes come last, wide numbers first, so that all begin at multiples of their width.
     names = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT != 0, -tensors[name].itemsize))

@@ -1,8 +1,8 @@
 """Block heads: one forward drafts several positions at once (DFlash, arXiv 2602.06036; JetSpec, 2606.18394; DSpark, 2607.05147).
 
-The block is the newest token and mask tokens after it. Its layers are Qwen3's, but what they attend to is another thing: keys and
-values of the committed text are not made of the head's own hiddens, but of the target's features, projected once and read by all
-layers. So the text costs two products per layer and token, and nothing else.
+The block is the newest token and mask tokens after it. Its layers are Qwen3's, except for what they attend to: the keys and values
+of the committed text are computed from the target's features, projected once and read by all layers, not from the head's own hidden
+states. So each committed token costs two products per layer, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class BlockConfig(HeadConfig):
     mask_token_id: int
     """The token of all other positions."""
     causal: tuple[bool, ...]
-    """By layer: a position sees only those of the block before it, and itself."""
+    """By layer: within the block, a position sees only itself and earlier positions."""
     windows: tuple[int | None, ...]
     """By layer: a position sees only positions nearer than this. None: all."""
     predicts_next: bool = False
-    """A position predicts the token after it. False: the token in its place, so the first predicts nothing."""
+    """A position predicts the token after it. False: the token at its own position, so the first predicts nothing."""
 
     def __post_init__(self):
         layers, ids = self.layer.num_layers, list(self.captured_layers)
@@ -67,12 +67,12 @@ class BlockConfig(HeadConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig(BlockConfig):
-    """A block head whose logits get a bias by the token before."""
+    """A block head whose logits get a bias that depends on the previous token."""
 
     algorithm = "DSPARK"
 
     markov_rank: int
-    """Of the matrix of biases, token by token."""
+    """The rank of the matrix of biases, which has a row and a column per token."""
 
 
 class BlockHead(Head):
@@ -94,7 +94,7 @@ class BlockHead(Head):
         return self.hidden_norm(self.fc(features))
 
     def keys_values(self, features: Float[Array, "b w f"], positions: Int[Array, "b w"]) -> tuple[KeysValues, ...]:
-        """The text's keys and values in each layer, of the target's features at these positions."""
+        """The text's keys and values in each layer, computed from the target's features at these positions."""
         context = self.project(features)
         return tuple(layer.self_attn.rotated(context, positions)[1] for layer in self.layers)
 
@@ -105,8 +105,8 @@ class BlockHead(Head):
         cache: Sequence[KeysValues] | None = None,
         windows: Sequence[KeysValues | None] | None = None,
     ) -> Float[Array, "b w h"]:
-        """What `logits` reads, of the positions of a block. All but the embeddings is by layer; `windows`: keys and values of the
-        text that are not read from the cache, which come first in the masks."""
+        """What `logits` reads, for the positions of a block. All but the embeddings is given per layer; `windows`: keys and
+        values of the text that are not read from the cache; they come first in the masks."""
         none = (None,) * len(self.layers)
         x = embeddings
         first_norm, *next_norms = [*(layer.input_layernorm for layer in self.layers), self.norm]

@@ -44,7 +44,7 @@ class DraftModelConfig(HeadConfig):
 class DraftModel(DraftHead):
     """A whole model with a head's interface. A pair's hidden is ignored: slot i of its cache follows from tokens 0 .. i alone.
 
-    Its vocabulary begins as the target's; what one of them has beyond the other's is padding (`DraftModelConfig.draft_vocab_size`).
+    The vocabularies begin alike; what either has beyond the other is padding (`DraftModelConfig.draft_vocab_size`).
     """
 
     config: DraftModelConfig

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     attention_bias_means_more: bool = True
     """In this family `attention_bias: true` also adds a bias to the output projection, which is not supported here."""
     may_switch_window: bool = True
-    """In this family `use_sliding_window: false` turns a window off. False: its number alone turns it on."""
+    """In this family `use_sliding_window: false` turns the window off. False: the window's size alone turns it on."""
 
 
 FAMILIES = {

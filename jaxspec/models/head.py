@@ -1,4 +1,4 @@
-"""The base of all draft heads, and of those that draft token by token, from a token and the feature of the position before it."""
+"""The base classes of all draft heads and of those that draft token by token, from a token and the previous position's feature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class HeadConfig:
         return None
 
     def forwards(self, steps: int) -> int:
-        """Forwards of its layers in a cycle in which it drafts so many levels: over the emitted tokens, which drafts the first
+        """Forward passes of its layers in a cycle that drafts `steps` levels: one over the emitted tokens, which drafts the first
         level if there is one, and one for each further level."""
         return max(1, steps)
 
@@ -62,7 +62,7 @@ class HeadOutput(NamedTuple):
 
 
 class Head(nnx.Module):
-    """The base class of draft heads: what all kinds share. A kind defines `build`, and the others where they differ."""
+    """The base class of draft heads: what all kinds share. A kind defines `build`, and overrides other methods where it differs."""
 
     def __init__(self, config: HeadConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
         self.config, self.dtype, self.kernels = config, jnp.dtype(dtype), kernels

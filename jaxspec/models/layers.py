@@ -40,7 +40,7 @@ class AttentionMetadata(NamedTuple):
         return cls(positions, jnp.zeros((len(positions), 0), jnp.int32), zeros, zeros, mask)
 
     def of_rows(self, exist: Bool[Array, "b w"]) -> "AttentionMetadata":
-        """Where only these rows exist."""
+        """The same, if only these rows exist."""
         return self._replace(mask=only_rows(self.mask, exist))
 
 
@@ -141,7 +141,7 @@ class Attention(nnx.Module):
 
     @property
     def scales(self) -> Scales | None:
-        """Of a cache of 8 bits."""
+        """The scales of an 8-bit cache."""
         return Scales(self.k_scale[...], self.v_scale[...]) if self.has_scales and self.layout.fp8 else None
 
     def rotated(
@@ -176,7 +176,7 @@ class LayerOutput(NamedTuple):
 
 
 class DecoderLayer(nnx.Module):
-    """One pre-norm Llama layer. It applies the norm of the *next* layer, which is one kernel with the last addition."""
+    """One pre-norm Llama layer. It applies the norm of the *next* layer, because one kernel does that and the last addition."""
 
     def __init__(self, config: ModelConfig, builder: Builder):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, builder.dtype)

@@ -75,8 +75,8 @@ class Linear(nnx.Module):
         sums: bool = False,
         gathered: int | None = None,
     ):
-        """`result`: the output's dtype; None: the input's. `sums`: devices share its inputs, and add up their products. `gathered`:
-        its outputs, if devices share them and put them together when it is called."""
+        """`result`: the output's dtype; None: the input's. `sums`: devices divide its inputs and add up their products. `gathered`:
+        the number of its outputs, if devices divide them and a call puts them together."""
         self.names = tuple(parameters(weight))
         for name, array in parameters(weight).items():
             setattr(self, name, nnx.Param(array))
@@ -109,20 +109,20 @@ def put_together(part: Float[Array, "*rows part"], size: int) -> Float[Array, "*
 
 
 NO_TOKEN = -1
-"""At places without a token. What is computed for them means nothing, and CPUs skip most of it: see `only_rows`."""
+"""Stands where there is no token. Results there mean nothing, and CPUs skip most of the work: see `only_rows`."""
 
 
 def only_rows(x: Array, exist: Bool[Array, "*rows"]) -> Array:
-    """x [*rows, n]; in programs for CPUs zeros in the rows that don't exist, as products there skip rows of zeros (row_matmul), and
-    attention rows that see nothing, not even themselves. Elsewhere it would save nothing."""
+    """x [*rows, n], in programs for CPUs with zeros in the rows that don't exist. There products skip rows of zeros (row_matmul),
+    and attention rows that see nothing, not even themselves. On GPUs that would save nothing."""
     return choose(
         x, exist, on_gpu=lambda x, _: x, elsewhere=lambda x, exist: jnp.where(exist[..., None], x, jnp.zeros((), x.dtype))
     )
 
 
 def look_up(embedding: Weight, tokens: Int[Array, "*tokens"], dtype: DTypeLike, kernels: Kernels) -> Float[Array, "*tokens h"]:
-    """The tokens' columns of an embedding [h, v]; zeros for NO_TOKEN. If devices share it, each looks up those that it has, and
-    they add them up."""
+    """The tokens' columns of an embedding [h, v]; zeros for NO_TOKEN. If devices divide it, each looks up the tokens
+    that it holds, and the results are added up."""
     if kernels.devices == 1:
         return only_rows(embedding.lookup(jnp.maximum(tokens, 0), dtype), tokens >= 0)
     own = tokens - jax.lax.axis_index(MESH_AXIS) * embedding.shape[1]
@@ -135,13 +135,13 @@ class Builder(NamedTuple):
     """Builds the parts of one model, with random weights."""
 
     dtype: DTypeLike
-    """Of activations, norms, biases and embeddings, and of matrices before they are stored."""
+    """The dtype of activations, norms, biases and embeddings, and of matrices before they are stored."""
     rngs: nnx.Rngs
     kernels: Kernels
     config: ModelConfig
     """It knows how matrices are stored."""
     path: tuple[str | int, ...] = ()
-    """Of the part that is being built."""
+    """The path of the part that is being built."""
 
     @property
     def shares(self) -> Shares:
@@ -161,7 +161,7 @@ class Builder(NamedTuple):
         bias: bool = False,
         result: DTypeLike | None = None,
     ) -> Linear:
-        """A linear layer. `name`: of the attribute that holds it, and in sharing.AXES. `result`: the output's dtype; None: the
+        """A linear layer. `name`: the attribute that holds it, its key in sharing.AXES. `result`: the output's dtype; None: the
         input's."""
         weight = storage_of(self.config, *self.path, name)(self.matrix(inputs, outputs))
         zeros = nnx.initializers.zeros(self.rngs.params(), (outputs,), self.dtype) if bias else None
@@ -172,13 +172,13 @@ class Builder(NamedTuple):
         return Linear(weight, zeros, self.kernels, result, sums=axis.is_input, gathered=gathered)
 
     def output_projection(self, hidden_size: int, vocab_size: int) -> Linear:
-        """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which
-        makes different logits equal.
+        """A linear layer with float32 output, the logits. In bfloat16, logits above 16 would be rounded to steps of 0.125,
+        which makes different ones equal.
         """
         return self.linear("lm_head", hidden_size, vocab_size, result=jnp.float32)
 
     def embedding(self, vocab_size: int, size: int) -> Weight:
-        """An embedding, transposed: its columns are the tokens', which `lookup` returns. It has one array."""
+        """An embedding, transposed: `lookup` returns its columns, one per token. It is stored in one array."""
         return table_storage_of(self.config, *self.path, "embed_tokens")(self.matrix(vocab_size, size).T)
 
     def matrix(self, rows: int, columns: int) -> Float[Array, "rows columns"]:

@@ -26,7 +26,7 @@ class TargetOutput(NamedTuple):
 
 
 class Llama(nnx.Module):
-    """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights are an array per layer, because XLA copies slices of a stack."""
+    """The decoder of Llama, Qwen2, Qwen3 and MiMo. Each layer has its own weight arrays, because XLA copies slices of a stack."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
         self.config, self.dtype, self.kernels = config, jnp.dtype(dtype), kernels

@@ -40,7 +40,7 @@ class LoadedModel[Config, Module]:
     config: Config
     params: dict
     dtype: np.dtype
-    """Of activations and the cache. Matrices may be stored in another."""
+    """The dtype of activations and the cache. Matrices may be stored in another."""
     module: Callable[..., Module]
     """Makes the module; called as Llama is."""
 
@@ -82,7 +82,7 @@ def build_model(
     dtype: DTypeLike,
     place: Callable[[dict, ModelConfig], dict] = lambda params, _: params,
 ) -> LoadedModel:
-    """The model with these parameters, as `place` (Placement.weights) makes them of its module's.
+    """The model with these parameters, which are laid out as `place` (Placement.weights) lays out its module's own.
 
     Raises AssertionError unless names, shapes and dtypes are those of its module.
     """

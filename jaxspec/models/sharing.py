@@ -28,9 +28,9 @@ class Axis(NamedTuple):
 
     name: str
     """qkv: [queries | keys | values]; heads: query heads; kv_heads: those of keys and values; gate_up: [gate | up]; ffn, vocab and
-    columns: any numbers alike."""
+    columns: a single part."""
     is_input: bool = False
-    """Of the products' inputs, whose sum is then over devices too. False: of the outputs."""
+    """It holds the products' inputs, so their sums run over devices too. False: their outputs."""
 
 
 AXES: Mapping[str, Axis] = {
@@ -45,14 +45,14 @@ AXES: Mapping[str, Axis] = {
     "k_scale": Axis("kv_heads"),
     "v_scale": Axis("kv_heads"),
 }
-"""By the name of a layer, or of a parameter that is no layer's. All others are whole on every device."""
+"""By the name of a layer, or of a parameter outside of layers. All others are whole on every device."""
 GATHERED = frozenset({"vocab", "columns"})
-"""Axes whose parts of an output are put together at once, because what follows reads all of it."""
+"""Axes of outputs whose parts are put together at once, because what follows reads the whole output."""
 OF_ATTENTION = frozenset({"qkv", "heads", "kv_heads"})
 KERNEL, BIAS = "kernel", "bias"
-"""The names of a dense matrix [inputs, outputs] and of a bias. All other arrays of a layer have its outputs in front."""
+"""The names of a dense matrix [inputs, outputs] and of a bias. All other arrays of a layer have its outputs as their first axis."""
 BESIDE = re.compile(r"weights_(\d+)_")
-"""Begins the names of the arrays of a weight that stands beside others (pallas_kernels.rows.Beside)."""
+"""The prefix of the names of arrays that belong to one of several weights (pallas_kernels.rows.Beside)."""
 
 
 def axis_of(keys: Sequence[str | int]) -> Axis | None:
@@ -73,7 +73,7 @@ class Shares:
 
     @cached_property
     def grain(self) -> Grain:
-        """Numbers of a matrix that a cut must not part, the same for all of the model's matrices."""
+        """The block of numbers that no cut may split, the same for all of the model's matrices."""
         storages = [self.config.storage, *(storage for _, storage in self.config.storages)]
         grains = [each.grain if isinstance(each, QuantizedAs | InBlocks | AsInFile) else ANYWHERE for each in storages]
         return Grain(*(math.lcm(*sizes) for sizes in zip(*grains, strict=True)))
@@ -98,19 +98,19 @@ class Shares:
         return max(1, self.config.num_kv_heads // self.devices) if self.splits_heads else self.config.num_kv_heads
 
     def divides(self, axis: Axis) -> bool:
-        """Whether each device has a part of it only."""
+        """Whether each device has only a part of the axis."""
         return self.devices > 1 and (axis.name not in OF_ATTENTION or self.splits_heads)
 
     def starts(self, axis: str, size: int) -> tuple[int, ...]:
-        """Where the parts that the axis consists of begin: queries, keys and values; gate and up; or one."""
+        """Where each part of the axis begins: queries, keys and values; gate and up; or a single part."""
         if axis == "qkv":
             queries, pairs = self.config.num_heads, self.config.num_kv_heads
             return 0, queries * self.config.head_dim, (queries + pairs) * self.config.head_dim
         return (0, size // 2) if axis == "gate_up" else (0,)
 
     def slices(self, axis: str, device: int, size: int) -> tuple[slice, ...]:
-        """The stretches that a device holds of an axis of this size: one of each of its parts (`starts`). Zeros follow those that
-        are shorter than their `room`.
+        """The stretches of an axis of this size that a device holds, one from each part (`starts`). A stretch shorter than its
+        `room` is padded with zeros.
 
         In:  "gate_up", device 1 of 2, size 12: gate 0-5, up 6-11
         Out: 3-5 and 9-11
@@ -143,7 +143,7 @@ class Shares:
         return sum(self.room(axis, size))
 
     def input_size(self, axis: Axis) -> int:
-        """The size of an axis of inputs, which not every storage tells."""
+        """The size of an axis of inputs, which some storages can't tell."""
         return self.config.num_heads * self.config.head_dim if axis.name == "heads" else self.config.intermediate_size
 
 
@@ -152,17 +152,17 @@ class Division(NamedTuple):
 
     dimension: int
     stretches: tuple[tuple[slice, ...], ...]
-    """By device, in numbers of this array."""
+    """For each device, in indices of this array."""
     rooms: tuple[int, ...]
 
     @property
     def width(self) -> int:
-        """Of the dimension on one device."""
+        """The size of the dimension on one device."""
         return sum(self.rooms)
 
     def of(self, array: Any, device: int, dtype: np.dtype) -> np.ndarray:
-        """What the device holds of the array, in this dtype. The array may be a view of a file, also one with a method
-        `copy_to` (checkpoints.layout.Stacked): no more of it is read."""
+        """The device's part of the array, in this dtype. The array may be a view of a file, or have a method `copy_to`
+        (checkpoints.layout.Stacked): only that part is read."""
         shape = [self.width if place == self.dimension else size for place, size in enumerate(array.shape)]
         out, begin, before = aligned_empty(tuple(shape), dtype), 0, (slice(None),) * self.dimension
         for stretch, room in zip(self.stretches[device], self.rooms, strict=True):
@@ -177,7 +177,7 @@ class Division(NamedTuple):
 
 
 def parts_of(arrays: Mapping[str, Any], axis: Axis, shares: Shares) -> dict[str, Division]:
-    """How the arrays of one layer (linear.parameters, and `bias`) are divided, by name. Those that it leaves out are whole.
+    """How the arrays of one layer (linear.parameters, and `bias`) are divided, by name. Arrays that are left out are whole.
 
     In:  {"kernel": [8, 12], "bias": [12]}, Axis("gate_up"), two devices
     Out: {"kernel": dimension 1, 0-2 and 6-8 | 3-5 and 9-11, "bias": dimension 0, the same}
@@ -208,7 +208,7 @@ def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[s
 
 
 def _part(axis: Axis, shares: Shares, size: int, numbers: range, dimension: int, length: int) -> Division:
-    """Of a dimension of this length, which stands for these numbers of an axis of this size, or for their blocks."""
+    """How a dimension of this length is divided. It covers these `numbers` of an axis of this size, singly or in blocks."""
 
     def scaled(number: int) -> int:
         return number * length // len(numbers)

@@ -198,7 +198,7 @@ def compiled_cycle(
 
 
 def quantizations(options: argparse.Namespace, draft: Path | None) -> Quantizations:
-    """Those of the options, as when a model is loaded."""
+    """The quantizations that the options ask for, as when a model is loaded."""
     from jaxspec.checkpoints.draft_models import inherited_quantization
 
     target, head = options.quantization, options.speculative_draft_model_quantization

@@ -55,7 +55,7 @@ class CompilerError(Exception):
 
 
 class Quantizations(NamedTuple):
-    """How the matrices of target and head are quantised, beside what their checkpoints say; as `planned` takes it."""
+    """How the matrices of target and head are quantised, in addition to what their checkpoints say; as `planned` takes it."""
 
     target: str | None = None
     head: str | None = None
@@ -78,7 +78,7 @@ class CycleShape:
     attention_kernel: str | None = None
     matmul: str = "auto"
     ngram: bool = False
-    """All five as in EngineConfig."""
+    """All six as in EngineConfig."""
     prefill_chunk: int = 0
     """Not a cycle, but a prefill of chunks of this many tokens."""
     half: str = ""
@@ -168,11 +168,11 @@ class CompiledCycle:
     sorts: tuple[Sort, ...]
     """In all branches."""
     library_calls: dict[str, int]
-    """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
+    """The other custom calls, by XLA's name, such as CUB's sorts. It isn't known what they launch, or whether they wait."""
     collectives: tuple[Collective, ...] = ()
     """In all branches; none on one GPU."""
     spills: str = ""
-    """Why it can't be compiled without spilling registers to memory; empty: it was, or that was not tried."""
+    """Why it can't be compiled without spilling registers to memory; empty: it can, or that was not tried."""
 
     @property
     def greedy_launches(self) -> list[Launch]:
@@ -261,7 +261,7 @@ def read_collectives(program: str) -> list[Collective]:
     found = []
     for shapes, kind in _COLLECTIVE.findall(program):
         sizes = [(int(bits or 8) // 8, dimensions) for _, bits, dimensions in _SHAPE.findall(shapes)]
-        # All-gathers that start have their operand in front of their result.
+        # The start of an all-gather lists its operand before its result.
         found.append(Collective(kind, max(size * math.prod(map(int, filter(None, each.split(",")))) for size, each in sizes)))
     return found
 
@@ -311,9 +311,9 @@ def read_launches(dump: Path) -> list[Launch]:
 
 
 def _kinds_of(branch: str, conditional: str) -> Sequence[int]:
-    """The kinds of cycles that take a branch. A switch of four is by kind. One of two asks whether a request is sampled where a
-    drafter learns, and elsewhere for something that no request is taken to want: XLA compiles it to a test for its first branch,
-    which is then the true branch."""
+    """The kinds of cycles that take a branch. A switch of four is by kind. A switch of two asks, where a drafter learns, whether
+    a request is sampled, and elsewhere for something that no request is assumed to want. XLA compiles it to a test for its first
+    branch, which becomes the true branch."""
     if branch.startswith("branch_"):
         return [int(branch.removeprefix("branch_"))]
     is_first = branch == "true_branch"
@@ -352,7 +352,7 @@ def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _scopes(dump: Path) -> dict[int, str]:
-    """The scope of each launch, by its number: through the name of the instruction that it was made from."""
+    """The scope of each launch by its number, found through the instruction that the launch was made from."""
     program = _only(dump, "*gpu_after_optimizations.txt").read_text()
     by_instruction = {found[1]: found[2] for line in program.splitlines() if (found := _INSTRUCTION.match(line))}
     metadata = _only(dump, "*thunk_metadata.txt").read_text()
@@ -360,7 +360,7 @@ def _scopes(dump: Path) -> dict[int, str]:
 
 
 def _only(dump: Path, *patterns: str) -> Path:
-    """The largest file of the first pattern that any matches: beside the program itself there may be tiny ones."""
+    """The largest file that matches the first pattern with any match: besides the program's there may be tiny ones."""
     for pattern in patterns:
         if files := sorted(dump.glob(pattern), key=lambda file: file.stat().st_size):
             return files[-1]

@@ -29,12 +29,12 @@ class ModelSize:
     """Sizes of its layers."""
     weights: Weights
     dense: Weights
-    """The same without quantisation: what operations count."""
+    """The same without quantisation, from which operations are counted."""
     cache: int
     """Bytes kept per token, on all GPUs together."""
     shares: Shares
     most_tokens: float
-    """That the GPU kernels can address, which limits a cache of 8 bits."""
+    """The most tokens that the GPU kernels can address, which limits a cache of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Pair:
 
     @property
     def most_tokens(self) -> float:
-        """That both caches can hold, whatever the memory."""
+        """The most tokens that both caches can hold, whatever the memory."""
         return min(self.target.most_tokens, self.head.most_tokens if self.head else math.inf)
 
     @property
     def head_logits_from(self) -> ModelSize:
-        """Whose output projection makes the head's logits: the head, as a small model always does, or the target."""
+        """The model whose output projection makes the head's logits: the head (always, if it is a small model) or the target."""
         is_own = isinstance(self.head_config, DraftModelConfig) or (self.head and self.head.weights.output)
         return self.head if self.head and is_own else self.target
 
@@ -135,7 +135,7 @@ class Memory:
         return self.tokens // self.taken(context)
 
     def taken(self, context: int) -> int:
-        """Tokens of the cache that a request with so many takes: whole pages."""
+        """Tokens of the cache that a request with `context` tokens takes: whole pages."""
         return -(-context // self.page_size) * self.page_size
 
 
@@ -180,7 +180,7 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
             raise ValueError(f"the tree {tree} needs a draft head: give --draft")
         config, forwards = models.head_config, models.head_config.forwards(steps)
         block = config.block_size if isinstance(config, BlockConfig) else None
-        # Levels 2 .. steps, or the block, and the extension by accepted tokens, of which a block needs less than is counted here.
+        # Levels 2 .. steps, or the block, and the extension by accepted tokens, which costs a block head less than is counted here.
         further = max(0, steps - 1)
         rows = batch * ((block or further * beam if steps else 0) + tree.num_steps + 1)
         drafted = batch * (1 + further * beam if block is None and steps else steps)

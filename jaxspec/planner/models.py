@@ -57,8 +57,8 @@ class Weights:
 
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str, shares: Shares | None = None) -> Weights:
-    """The sizes of the config's module on all devices together, its matrices stored as the config says. What they don't divide
-    is there once for each. None: one device."""
+    """The sizes of the config's module on all devices together, with its matrices stored as the config says. What devices don't
+    divide counts once for each. `shares` None: one device."""
     if isinstance(config, DraftModelConfig):
         return weights_of(config.layer, dtype, shares)
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}

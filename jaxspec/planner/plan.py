@@ -40,7 +40,7 @@ class Plan:
     nodes: int = 1
     """Machines that the GPUs are in."""
     smallest: int | None = None
-    """GPUs that are enough for the batch, a power of two; None: no number that was tried."""
+    """The smallest power of two of GPUs that suffices for the batch; None: no number that was tried does."""
     fewer_bits: str | None = None
     """For a batch that does not fit: the --quantization with which it does. None: none of those that were tried."""
 
@@ -55,12 +55,12 @@ class Plan:
         return self.memory.requests(self.context) >= self.batch and self.temporaries <= self.memory.left_free
 
     def milliseconds(self, kind: int = 0) -> dict[str, float]:
-        """The time model's forecast for a cycle and a plain step, or the latter only; greedy ones are the times that are shown."""
+        """The time model's forecast for a cycle and a plain step, or for the latter only; the times shown are greedy ones."""
         return {name: sum(parts.values()) for name, parts in self.modelled(kind).items()}
 
     @property
     def forecast(self) -> float:
-        """The first of them: of a cycle, or of a plain step if the tree is plain."""
+        """The greedy forecast for a cycle, or for a plain step if the tree is plain."""
         return next(iter(self.milliseconds().values()))
 
     @property

@@ -40,8 +40,8 @@ LINK = 450e9
 CLOCK, CORES = 1.98e9, 132
 """Hertz and multiprocessors of an H100 and an H200. Others are slower: an A100 has 1.41e9 and 108."""
 CUTOFF_CYCLES, CUTOFF_SEARCH, ROUGH_SEARCH = 0.5, 30_000, 6_000
-"""Cycles of the cut-off's last launch, which has a thread block per row, by counting instructions and waits for memory: per token
-that it reads, and for its search, exact or rough."""
+"""Clock cycles of the cut-off's last launch, which has a thread block per row, by counting instructions and waits for memory: for
+each token that it reads, and for its search, exact or rough."""
 
 
 class Kind(NamedTuple):
@@ -86,7 +86,7 @@ class LaunchCounts:
         return self.products + self.attention + self.norms + self.rotations + self.sums
 
     def of_head(self, head: HeadConfig, steps: int) -> "LaunchCounts":
-        """These counts, which are of a head of one layer that runs for each of the levels, of another head."""
+        """These counts, made for a head of one layer that runs once per level, adapted to another head."""
         more = (head.layer.num_layers - 1) * self.layer
         return replace(self, level=(self.level + more) * head.forwards(steps) / max(steps, 1), extension=self.extension + more)
 
@@ -198,8 +198,8 @@ def time_model(
 
 
 def exchanges(layers: int, forwards: int, draft_layers: int = 1) -> int:
-    """Sums and gatherings of a cycle. Sums: of embeddings, and two per layer, of the target, and of the head in each of its
-    forwards; gatherings: of logits, and of the head's projection.
+    """Sums and gatherings of a cycle. Sums: one of embeddings and two per layer, in the target's forward and in each of the
+    head's. Gatherings: one of logits in each forward, and one of the head's projection.
 
     In: 80 layers, 3 forwards  Out: 2 * 80 + 1 + 3 * 3 sums and 3 + 2 gatherings, 175
     """
@@ -209,7 +209,7 @@ def exchanges(layers: int, forwards: int, draft_layers: int = 1) -> int:
 def sampling(
     models: Pair, tree: TreeShape, batch: int, gpu: Gpu, kind: Kind, copy: float, *, is_filtered: bool
 ) -> dict[str, float]:
-    """What a cycle that is not greedy takes more, in seconds. Noise, filters and the choice read logits from memory again."""
+    """The extra seconds of a cycle that is not greedy. Noise, filters and the choice read logits from memory again."""
     nodes, steps, width = batch * tree.num_draft_tokens, tree.of_head.num_steps, models.target.config.vocab_size
     own = models.head_config.draft_vocab_size if models.head_config else None
     drafted, drafts = own or width, batch * (1 + (steps - 1) * tree.topk) if steps else 0

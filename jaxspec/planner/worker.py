@@ -151,7 +151,7 @@ def compile_cycle(
 
 
 def program_of(shape: CycleShape) -> Program:
-    """Raises KeyError for a half that there is not."""
+    """Raises KeyError for an unknown half."""
     if shape.prefill_chunk:
         return PrefillProgram(shape.prefill_chunk, shape.pages, shape.batch)
     of_tree = shape.batch, shape.pages, shape.tree

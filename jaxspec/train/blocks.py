@@ -1,8 +1,8 @@
 """Training block heads: blocks after random places of a text, all at once, drafted as in decoding.
 
-A block begins at a token of an answer, and its drafts count up to where the answer ends (as in DeepSpec's trainer). Of DFlash's
-drafts (arXiv 2602.06036) early ones count more, as later ones need them. Its authors learn from the text's own tokens; here both
-kinds learn the target's whole distribution, as JetSpec does (arXiv 2606.18394, section 3.3), whose drafts count alike.
+A block begins at a token of an answer, and its drafts count up to where the answer ends (as in DeepSpec's trainer). DFlash's
+early drafts count more, as later ones need them (arXiv 2602.06036); JetSpec's count alike (arXiv 2606.18394, section 3.3). Both
+learn the target's whole distribution here, as in JetSpec's paper; DFlash's authors train on the text's own tokens.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxspec.train.ttt import Lesson, Rows, Unrolled, distances
 from jaxspec.typing import Array, Bool, Float, Int
 
 SHARE = 1
-"""The blocks of a row hold so many times its tokens."""
+"""A row's blocks together hold this many times the row's tokens."""
 
 
 def decay_of(config: BlockConfig) -> float:
@@ -29,8 +29,8 @@ def decay_of(config: BlockConfig) -> float:
 
 
 def drawn_roots(rows: Rows, block_size: int, step: Int[Array, ""] | int, seed: int) -> Int[Array, "b a"]:
-    """The columns of each row's blocks: a random choice of those that are learnt, others only where there are too few. It depends
-    on step and seed only."""
+    """The columns at which each row's blocks begin: random ones that are learnt, and others only if these are too few. The choice
+    depends on step and seed only."""
     learnt = jnp.asarray(rows.learnt)
     width = learnt.shape[1]
     order = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), step), learnt.shape) + learnt
@@ -95,7 +95,7 @@ def attend(
     q: Float[Array, "b q heads d"], k: Float[Array, "b s kv d"], v: Float[Array, "b s kv d"], mask: Bool[Array, "b q m"]
 ) -> Float[Array, "b q heads d"]:
     """Attention of blocks to the text, whose keys come first, and to themselves: the mask's last columns are those of a block.
-    Scores are computed again for the gradient, rather than kept."""
+    For the gradient, scores are computed again rather than kept."""
     batch, count, heads, head_dim = q.shape
     text, kv_heads = k.shape[1] - count, k.shape[2]
     width = mask.shape[2] - text
@@ -119,4 +119,4 @@ def block_attention(
 
 
 TRAINING_BLOCKS = Kernels(attend=block_attention)
-"""What a block head that learns is built with."""
+"""What a block head in training is built with."""

@@ -40,7 +40,7 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
 
 
 def trainable(head: LoadedHead, where: str | Path) -> LoadedHead:
-    """The head, which lies there. Raises ValueError if what training makes of it can't be written."""
+    """The head from `where`. Raises ValueError if it can't be trained, or not be written afterwards."""
     if head.config.layer.storage or head.config.layer.storages:
         raise ValueError(f"{where} is quantised, which can't be trained: give the head in 16 bits")
     if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":
@@ -100,7 +100,7 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
 
 
 def new_block_head(settings: TrainSettings, target: LoadedTarget, layer: ModelConfig, parts: Split) -> LoadedHead:
-    """A block head. Its mask token is the one that the text uses least, the highest of several. `fc` mostly passes on the last
+    """A block head. Its mask token is the one that the text uses least, the last of several. `fc` mostly passes on the last
     captured layer's feature. (Copies of the target's layers learn no faster: docs/experiments.md.)"""
     layers = settings.num_layers or -(-target.config.num_layers // 8)
     counts, size = counts_of(parts.learnt, target.config.vocab_size), target.config.hidden_size

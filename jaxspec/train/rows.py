@@ -81,7 +81,7 @@ ENOUGH, MOST_IDS = 0.98, 8192
 
 
 def counts_of(conversations: Iterable[Conversation], vocab_size: int) -> NDArray[np.int64]:
-    """How often what is learnt has each token [v]."""
+    """How often each token occurs in what is learnt [v]."""
     counts = np.zeros(vocab_size, np.int64)
     for each in conversations:
         for start, end in each.learnt():

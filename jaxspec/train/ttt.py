@@ -24,7 +24,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 DECAY = 0.8
 """Weight of each unroll step's loss, relative to the step before."""
 CHUNK = 256
-"""Positions whose logits exist at the same time, for all unroll steps: as many of each row. (Of a block head: blocks.)"""
+"""Positions whose logits exist at the same time, for all unroll steps: equally many of each row. (For a block head: blocks.)"""
 REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 """EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
 
@@ -72,21 +72,21 @@ class Lesson(NamedTuple):
     hidden: Float[Array, "b n h"]
     """After the final norm: logits are made from it when they are needed."""
     choice: Int[Array, "b n"]
-    """The target's likeliest next token at every position."""
+    """The target's most likely next token at every position."""
     log_sum: Float[Array, "b n"]
-    """Of the target's logits, over its whole vocabulary: what makes some of them log probabilities."""
+    """The log-sum-exp of the target's logits over its whole vocabulary: a logit minus this is a log probability."""
 
 
 class Unrolled(NamedTuple):
-    """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i. (Of a block head, n is the blocks of a
-    row, and step i the i-th token that each drafts.)"""
+    """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i. (For a block head, n counts the blocks of
+    a row, and step i is the i-th token that each drafts.)"""
 
     loss: Float[Array, ""]
     """What is minimised: the sum of DECAY^step times each step's loss."""
     losses: Float[Array, " steps"]
     """A mean over all positions of the batch, those that don't count included (SafeAILab's definition)."""
     correct: Bool[Array, "steps b n"]
-    """True where the head's likeliest token is the target's choice, and the pair counts."""
+    """True where the head's most likely token is the target's choice, and the pair counts."""
     counted: Bool[Array, "steps b n"]
 
 
@@ -183,7 +183,7 @@ def chain_attention(
 
 
 TRAINING = Kernels(attend=chain_attention)
-"""What the head that learns is built with."""
+"""What a head in training is built with."""
 
 
 def distances(
@@ -200,12 +200,12 @@ def distances(
 
     Args:
         goal: the target's hidden that the distribution to be learnt is made from: one for each step, or one for all.
-        log_sum: Lesson's, of these goals.
+        log_sum: `Lesson.log_sum` of these goals.
         hidden: the head's outputs of all steps, each of which drafts the token that its goal predicts.
 
     Returns:
         The sum over the steps of decay^step times their losses, which alone has a gradient; the losses, weighted sums over the
-        positions; and the head's likeliest tokens.
+        positions; and the head's most likely tokens.
     """
     graph, params, *others = nnx.split(head, nnx.Param, ...)
     target_graph, target_state = nnx.split(target)

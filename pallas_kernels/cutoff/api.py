@@ -18,7 +18,7 @@ IMPLEMENTATIONS = {"reference": reference_cutoff, "cpu": cpu_cutoff, "pallas_tri
 
 
 class Cutoff(NamedTuple):
-    """Where each row is cut, likeliest first and equals in order of their ids."""
+    """Where each row is cut, with its tokens from the most to the least likely, equal ones by id."""
 
     bits: Int[Array, "*rows"]
     """Tokens whose `ordered_bits` are larger than this are kept."""
@@ -42,7 +42,7 @@ def cutoff(
     implementation: str | None = None,
 ) -> Cutoff:
     """Keeps the tokens of each row that are among the top_k, have less than top_p before them, and at least min_p times the
-    probability of the likeliest token, which is always kept.
+    probability of the most likely token, which is always kept.
 
     A token's probability is exp((logit - most) * inverse_temperature) / total, rounded to a multiple of 2^-30: sums are exact and
     do not depend on the order. `most` is the row's largest logit, and `total` makes the sum 1: its last bits differ between

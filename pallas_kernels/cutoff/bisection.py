@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 WHOLE = 2.0**30
 """The unit of probability: sums of whole numbers are exact."""
 ROUGH_BITS, STEPS_PER_NAT = 8, 8
-"""A rough search goes this many bits deep, in steps below the likeliest token."""
+"""A rough search goes this many bits deep, in steps below the most likely token."""
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
@@ -50,7 +50,7 @@ class Row(NamedTuple):
         return jnp.exp((logits - self.most) * self.inverse_temperature)
 
     def drops(self, logit: Array, before: "Before") -> Bool[Array, "..."]:
-        """Whether a token with this logit is dropped that has these before it. (No comparison holds for NaN.)"""
+        """Whether a token with this logit, after these tokens, is dropped. (No comparison holds for NaN.)"""
         in_top_p = (before.share.astype(jnp.float32) < self.top_p * WHOLE) | (self.top_p >= 1)
         unlikely = self.probabilities(logit) < self.min_p * (1 / self.total)
         return (before.number > 0) & (unlikely | (before.number >= self.top_k) | ~in_top_p)
@@ -96,9 +96,9 @@ def float_of(bits: Int[Array, "..."]) -> Float[Array, "..."]:
 def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough: bool) -> tuple[Array, Array]:
     """The bits and the id of the last token to keep. `before` counts and sums the tokens that its argument selects.
 
-    First the largest bits at which a token would be dropped are found, bit by bit. All tokens above are kept, so the next larger
-    number is the bits of the last kept tokens. How many of these are kept follows from their number, because their shares are
-    equal; only if not all are, which one is the last is searched for.
+    First the largest bits at which a token would be dropped are found, bit by bit. All tokens above are kept, so the last kept
+    tokens have the next larger number as their bits. How many of these are kept follows from their number, because their shares
+    are equal. Only if some of them are dropped, the id of the last kept one is searched for.
     """
 
     def drops(bits: Array) -> Array:

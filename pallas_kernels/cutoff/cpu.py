@@ -1,7 +1,7 @@
 """The cut-off on CPUs: searched for among candidates, and in a whole row only where these do not hold it. See `api.cutoff`.
 
-What costs time is that a search looks at every token 34 times or more. But nearly always the last token that is kept is one of the
-likeliest hundreds. They are found in one pass, and sums over those before it are sums over the row: the result is the reference's.
+A search is slow because it looks at every token 34 times or more. But nearly always the last kept token is among the few hundred
+most likely. One pass finds these; they include all tokens before the last kept one, so the sums and the result are the reference's.
 """
 
 import jax
@@ -12,7 +12,7 @@ from pallas_kernels.cutoff.bisection import LOWEST, Limits, counting, ordered_bi
 from pallas_kernels.cutoff.reference import reference_cutoff, whole_row
 
 BLOCK, BLOCKS = 16, 64
-"""The candidates are all tokens of the 64 best blocks. A block is every k-th token, and as good as the best of them."""
+"""The candidates are all tokens of the 64 best blocks. A block is every k-th token, and ranks as the best of these does."""
 
 
 def cpu_cutoff(
@@ -40,7 +40,7 @@ def cpu_cutoff(
 def settled(
     logits: Float[Array, "*rows v"], limits: Limits, found: tuple[Array, Array], is_sure: Array, rough: bool
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
-    """What was found [*rows, 1] where it is sure, and the reference's result elsewhere."""
+    """`found` [*rows, 1] where it is sure, and the reference's result elsewhere."""
     shape, flat = logits.shape[:-1], logits.reshape(-1, logits.shape[-1])
     numbers, found, is_sure = jax.tree.map(lambda each: each.reshape(-1), (limits, found, is_sure))
 

@@ -1,11 +1,11 @@
 """The cut-off in three launches, of which only the last has one thread block per row. See `api.cutoff`.
 
-What costs time is how often a row is looked at. So two launches, with many thread blocks per row, look for a narrow range of logits
-that holds the cut-off: the first finds the largest logit of every piece of the row and the sum of its probabilities, the second
-counts and sums the tokens above each of 16 logits: the smallest of these largest ones, above which are some dozen, and 15 tokens at
-equal distances in the row. They divide any row, flat or steep, into ranges of few tokens. The third launch copies the tokens of the
-range that holds the cut-off, at most some thousand (a sixteenth of the row, on average), and only these are searched by
-`bisection.search`; a row of which too many are in one range, as they are equal, is searched itself.
+The time depends on how often a row is read. So two launches, with many thread blocks per row, look for a narrow range of logits
+that holds the cut-off. The first finds each piece's largest logit and the sum of its probabilities. The second counts and sums the
+tokens above each of 16 logits: the smallest of those maxima, which a few dozen tokens exceed, and those of 15 tokens at equal
+distances in the row. These 16 divide any row, flat or steep, into ranges of few tokens. The third launch copies the tokens of the
+range that holds the cut-off, some thousands at most (a sixteenth of the row, on average), and `bisection.search` searches only
+these. If too many tokens are in one range, because they are equal, the whole row is searched.
 """
 
 from functools import partial
@@ -131,8 +131,8 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, limits
     lowest, highest = jnp.max(jnp.where(dropped, samples, LOWEST)), jnp.min(jnp.where(dropped, HIGHEST, samples))
     above = Before(*(jnp.max(jnp.where(dropped, 0, each)) for each in sums))  # the lowest that is kept has the most above it
 
-    # In 16 rounds or more: with 8 rounds registers were spilled (32,000 tokens, H100, November 2026). A token per thread or more:
-    # with fewer they were, too (1,024 tokens).
+    # At least 16 rounds: with 8, registers were spilled (32,000 tokens, H100, November 2026). At least one token per thread: with
+    # fewer, they were spilled too (1,024 tokens).
     length = min(BLOCK, max(32 * WARPS, pl.next_power_of_2(pl.cdiv(vocab_size, 31))))
 
     def read(block: Array) -> tuple[Array, Array, Array]:
@@ -194,7 +194,7 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, limits
 
 
 def _read(logits_ref, place: Array, ids: Array, known: Array) -> tuple[Array, Array]:
-    """Logits and their bits; of unknown tokens those that no search selects, and that have no share."""
+    """Logits and their bits. Tokens that aren't `known` get ones that no search selects and that have no share."""
     logits = pltriton.load(logits_ref.at[place, ids], mask=known, other=-jnp.inf)
     return logits, jnp.where(known, ordered_bits(logits), LOWEST)
 

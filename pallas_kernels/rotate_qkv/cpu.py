@@ -20,7 +20,7 @@ def cpu_rotate(
     layout: QkvLayout,
 ) -> tuple[Float[Array, "b w heads head_dim"], Real[Array, "b w kv_heads head_dim"], Real[Array, "b w kv_heads head_dim"]]:
     """See `api.rotate_qkv`."""
-    several = len(jax.devices("cpu")) > 1  # among which XLA can't divide a call
+    several = len(jax.devices("cpu")) > 1  # XLA can't divide a call among them
     if what_is_missing() is not None or qkv.dtype != jnp.float32 or norms is not None or several:
         return reference_rotate(qkv, positions, frequencies, norms, scales, layout=layout)
     angles = cosines_and_sines(positions, frequencies, layout.attention_factor)  # layers share them

@@ -25,10 +25,10 @@ def row_matmul(
     """x @ W^T, summed in float32. For programs that run on a CPU, where nothing is missing (`what_is_missing`).
 
     Args:
-        x: float32, any number of rows. Those of zeros cost next to nothing.
+        x: float32, any number of rows. Rows of zeros cost next to nothing.
         weights: W [n, k], float32, bfloat16, float16, int8 or float8_e4m3fn; or its rows as blocks, uint8 [n, bytes].
         scales: of W's rows, float32; int8 and float8 need them.
-        format: of blocks, a key of FORMATS. None: they are none.
+        format: of the blocks, a key of FORMATS. None: W is not in blocks.
         implementation: "cpu", the C++ kernels, or "reference".
 
     Raises:

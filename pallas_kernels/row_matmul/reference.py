@@ -1,8 +1,8 @@
 """Products with weights stored row by row, in plain XLA, and blocks as numbers. See `api`.
 
 GGUF's blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Every number is a product of small whole numbers
-and one 16-bit scale, plus at most one more number, or of two numbers: it has one rounding, so it is the same in any order of
-operations.
+and one 16-bit scale, plus at most one more number, or it is a product of two numbers. So it is rounded once, and the order of
+operations doesn't matter.
 """
 
 from typing import NamedTuple
@@ -80,7 +80,7 @@ def _int4_32(block: UInt8[Array, "*rows 20"]) -> Float[Array, "*rows 32"]:
 
 
 def _q4_k(block: UInt8[Array, "*rows 144"]) -> Float[Array, "*rows 256"]:
-    """Eight groups of 32, each with a scale and a least value of 6 bits, whose upper two are packed with others."""
+    """Eight groups of 32, each with a scale and a minimum of 6 bits; the last four's upper bits are kept with the first four's."""
     low, least, both = (block[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     scales = jnp.concatenate([low & 63, (both & 15) | (low >> 6) << 4], -1).astype(jnp.float32) * _half(block[..., :2])
     leasts = jnp.concatenate([least & 63, (both >> 4) | (least >> 6) << 4], -1).astype(jnp.float32) * _half(block[..., 2:4])

@@ -19,7 +19,7 @@ from pallas_kernels.fp8 import decode
 FMA = {"bfloat16": "fma.rn.bf16x2", "float16": "fma.rn.f16x2"}
 ONE = {"bfloat16": 0x3F80, "float16": 0x3C00}
 MAGIC = {"bfloat16": (0x4300, 128), "float16": (0x6400, 1024)}
-"""Bits and value of a number whose last bit counts ones: a small whole number can be put into its last bits."""
+"""Bits and value of a number whose lowest bit is worth 1, so that its low bits can hold a small whole number."""
 LOW, HIGH = (0x4140, 0x4342), (0x1404, 0x3424)
 """prmt's selectors: the first two and the last two of four bytes, as the low or high bytes of halves that are 0 otherwise."""
 AND_OR, XOR_OR = 0xEA, 0xBE

@@ -40,7 +40,7 @@ class DenseReader:
         return dot(x, pltriton.load(places, mask=inside, other=0))
 
     def finished(self, sums: Any, first: int) -> Any:
-        """The sums of all steps, as the product has them."""
+        """The product, from the sums of all steps."""
         return sums
 
     def _rows(self, i: Any) -> tuple[Any, Any]:
@@ -57,8 +57,8 @@ class DenseReader:
 
 
 class BytesReader(DenseReader):
-    """8 bits, FP8 as its bits in uint8. Scales of rows multiply the product, those of blocks what a step adds: numbers reach the
-    tensor cores exactly."""
+    """8 bits, FP8 as its bits in uint8. Scales of rows multiply the product, scales of blocks what a step adds, so that the
+    tensor cores get exact numbers."""
 
     def product(self, i: Any, x: Any, first: int) -> Any:
         rows, inside = self._rows(i)

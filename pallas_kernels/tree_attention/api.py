@@ -47,8 +47,8 @@ def tree_attention(
     """Scaled dot-product attention of w rows per sequence over its cache and over the window.
 
     A row sees the cache slots start <= i < length (slot i is entry i % page of page page_table[i // page]) and the window keys
-    where its row of `mask` is true. Where there is a window, every row that is used must see a key of it. What
-    comes of another is finite and means nothing; the C++ kernel writes zeros without reading the cache. Plain decoding, a draft
+    where its row of `mask` is true. Where there is a window, every row that is used must see a key of it. Other
+    rows' results are finite and mean nothing; the C++ kernel writes zeros without reading the cache. Plain decoding, a draft
     level, verification and chunked prefill are this function with different masks.
 
     Args:

@@ -337,7 +337,7 @@ def _fetch(inputs: _Inputs, memory: _Scratch, work: _Work, step) -> None:
     def _():
         for offset in range(0, KEYS, piece):
             place = (work.first + block - work.window) * KEYS + offset
-            # The last block's pieces may lie after the table; what they bring is masked.
+            # The last block's pieces may lie past the table's end; what they load is masked.
             entry = jnp.minimum(lax.div(place, page), table_width - 1)
             where = inputs.page_table[work.sequence, entry], pl.ds(lax.rem(place, page), piece), work.kv_head
             copy(inputs.k_pages, inputs.v_pages, where, offset)

@@ -10,7 +10,7 @@ PROGRAMS = 132
 MIN_BLOCKS = 2
 """Key blocks per split of a full table: both are under way at once, so fewer would not be faster."""
 MOST_BESIDE_BYTES = 64 * 128
-"""Numbers of a tile's rows beside which 64 keys are turned from bytes into numbers: with more an A100 runs out of registers."""
+"""The most numbers that a tile's rows may have while 64 keys are decoded from bytes: with more, an A100 runs out of registers."""
 MERGE_SPLITS = 16
 """Splits that the merge reads at a time, at most."""
 
