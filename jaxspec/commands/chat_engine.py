@@ -19,11 +19,11 @@ from jaxspec.text.prompts import ChatEncoder
 from jaxspec.tree_shape import PLAIN, TreeShape, names_of
 
 USUAL = {"temperature": 0.0}
-"""Where the model's generation_config.json recommends nothing: as in `jaxspec generate`."""
+"""The defaults, as in `jaxspec generate`, where the model's generation_config.json recommends nothing."""
 
 
 class EngineSource:
-    """A loaded model with an engine for one request at a time. `say` gets lines about what takes long.
+    """A loaded model with an engine for one request at a time. `say` is called with a line about each slow step.
 
     Raises ValueError for a model without a chat template or too little memory, and ProgramError where a program can't be compiled.
     """
@@ -41,7 +41,7 @@ class EngineSource:
 
     @classmethod
     def of(cls, options: Namespace, shape: TreeShape | None, say: Callable[[str], None]) -> "EngineSource":
-        """From the options of the command line. `shape`: of the engine's tree. Raises also what `load_models` does."""
+        """Made from the command line's options. `shape`: the engine's tree. Raises what `load_models` raises, too."""
         say(f"loading {options.model_path} ...")
         started = time.perf_counter()
         engine = {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
@@ -64,7 +64,7 @@ class EngineSource:
         return {"model": self._models.name, "head": self._models.algorithm, "its tree": names_of(self._models.trees)}
 
     def prepare(self, tree: TreeShape | None) -> None:
-        """Every engine has plain decoding and its own trees. Another tree is another engine, with the same weights."""
+        """Every engine has plain decoding and its own trees. For another tree, a new engine is made with the same weights."""
         tree = self._models.tree if tree is None else tree
         if tree in self._trees:
             return

@@ -30,12 +30,12 @@ class Piece(NamedTuple):
     """A part of an answer, as it comes."""
 
     spans: tuple[tuple[str, str], ...] = ()
-    """Texts, each with its origin as in jaxspec/engine/output.py; THINKING, or "" where it is not known."""
+    """Texts, each with its origin: one of jaxspec/engine/output.py's, THINKING, or "" if unknown."""
     tokens: int = 0
     forwards: int = 0
-    """Forwards of the target that have ended, the prompt's left out."""
+    """Finished forwards of the target, not counting those for the prompt."""
     forwarded: int = 0
-    """Tokens that these emitted."""
+    """Tokens that these forwards emitted."""
     finish: str | None = None
     """OpenAI's finish_reason, in one of the last pieces."""
 
@@ -60,7 +60,7 @@ class AnswerSource(Protocol):
         """What answers, for /stats."""
 
     def prepare(self, tree: TreeShape | None) -> None:
-        """Makes ready for answers with this tree, saying so if it takes long. Raises ValueError if there can't be any."""
+        """Prepares to answer with this tree, and says so if that takes long. Raises ValueError if it can't be used."""
 
     def answer(self, messages: Messages, wishes: Wishes) -> Generator[Piece]:
         """The answer in pieces; closing the generator ends it. Raises ValueError or OSError, with one line."""
@@ -68,24 +68,24 @@ class AnswerSource(Protocol):
 
 @dataclass
 class Figures:
-    """Of one answer, or of all."""
+    """The figures of one answer, or of all answers."""
 
     answers: int = 0
-    """With at least one token."""
+    """Answers with at least one token."""
     tokens: int = 0
     forwards: int = 0
     forwarded: int = 0
     to_first: float = 0.0
     """Seconds to the first token of each answer."""
     after: float = 0.0
-    """Seconds from then on to the last."""
+    """Seconds from the first token of each answer to the last."""
 
     def add(self, other: "Figures") -> None:
         for name, value in vars(other).items():
             setattr(self, name, vars(self)[name] + value)
 
     def __str__(self) -> str:
-        """Those that are known. The speed is that after the first token: reading the prompt is in the time to it.
+        """The known figures. The speed is measured after the first token: the time to it includes reading the prompt.
 
         Out: 24 tokens, 31.5 tokens/s, 2.35 tokens per forward of the target, first token after 0.21 s
         """
@@ -161,14 +161,14 @@ class ChatLoop:
                 self.screen.note(f"error: {error}")
 
     def _answer(self, question: str) -> None:
-        """Asks, and shows the answer. What there is of it joins the conversation, unless it failed."""
+        """Asks, and shows the answer. Even a partial answer joins the conversation, unless it failed."""
         asked = [*self.messages, {"role": "user", "content": question}]
         figures, said, finish = Figures(), list[str](), None
         started = latest = self.clock()
         with contextlib.closing(self.source.answer(self._with_system(asked), self.wishes)) as pieces:
             try:
                 for piece in pieces:
-                    # What is shown has been noted, wherever Ctrl-C falls.
+                    # Noted before it is shown, so that Ctrl-C at any point loses nothing that was shown.
                     said += [text for text, origin in piece.spans if origin != THINKING]
                     self.screen.show(piece.spans)
                     if piece.tokens or piece.spans:

@@ -48,7 +48,7 @@ class ServerSource:
         return {"model": self.model.translate(CONTROL), "server": self._url}
 
     def prepare(self, tree: TreeShape | None) -> None:
-        """The server refuses a tree that it lacks when it gets it, and names those that it has."""
+        """Nothing to prepare: the server itself refuses a request for a tree that it lacks, and names those that it has."""
 
     def answer(self, messages: Messages, wishes: Wishes) -> Generator[Piece]:
         body: dict[str, Any] = {
@@ -96,7 +96,7 @@ class ServerSource:
 
 
 def speculative(wishes: Wishes) -> dict[str, Any] | None:
-    """Our own field of requests; None where nothing is wished that other servers lack."""
+    """Our own request field; None if the user asked for nothing that needs it, as other servers don't know it."""
     tree, asked = wishes.tree, dict[str, Any]()
     if tree == PLAIN:
         asked["enabled"] = False

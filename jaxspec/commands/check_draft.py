@@ -55,8 +55,8 @@ class Report:
     worst_prompt: str
     """The beginning of the prompt with the lowest accept length."""
     sharpness: float | None
-    """The factor on the logits of likely tokens that sampled drafts have learnt; 1: as sure as the target. None: greedy, or
-    n-grams draft too."""
+    """The factor on the logits of likely tokens, learnt by sampled drafts; 1: the head is as sure as the target. None: greedy
+    decoding, or n-grams draft too."""
     tokens_per_second: float
     plain_tokens_per_second: float
     prompts_equal_to_plain: int

@@ -46,7 +46,7 @@ class Difference:
     context: str = ""
     """The text before it and both continuations, if the model has a tokenizer."""
     gap: float | None = None
-    """By how much plain decoding prefers its token, in log probability. None: sampled, or not among the likeliest tokens."""
+    """By how much plain decoding prefers its token, in log probability. None: sampled, or not among the most likely tokens."""
 
     def __str__(self) -> str:
         where = f"prompt {self.prompt}, generated token {self.position}: plain {self.expected}, speculative {self.found}"

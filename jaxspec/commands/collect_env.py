@@ -26,7 +26,7 @@ PLUGINS = re.compile(r"jax-(cuda|rocm|metal|.*-plugin|.*-pjrt)|libtpu|nvidia-|tr
 VARIABLES = re.compile(r"(XLA|JAX|JAXSPEC|LIBTPU|NCCL)_|(CUDA|NVIDIA)_VISIBLE_DEVICES$|LD_LIBRARY_PATH$")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 SHOWN_CHARACTERS = 500
-"""Of a variable's value, at most."""
+"""The most characters shown of a variable's value."""
 GIB = 1 << 30
 
 

@@ -29,11 +29,11 @@ FORMATS = (
 )
 """What --prompts takes."""
 CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
-"""Options that set a field to something made of their value."""
+"""Options whose value is converted before it is set as a field."""
 CODE_OF_PLAIN = "TreeShape(num_steps=0)"
-"""How messages call the tree of plain decoding."""
+"""The name of plain decoding's tree in messages."""
 ARGUMENT = re.compile(r"(give |leave out )?(?<![\w/.-])([a-z]+(?:_[a-z]+)*)(?![\w/-]|\.\w)(=True)?")
-"""An argument's name, perhaps; no part of a path or of another name."""
+"""What may be the name of an argument, and is not a part of a path or of a longer name."""
 
 
 def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] = str) -> int:
@@ -60,7 +60,7 @@ def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] =
 
 
 def in_flags(message: str) -> str:
-    """A message with flags in place of LLM's arguments; TreeShape's names stay, as they end their flags' names.
+    """A message with flags in place of LLM's arguments; TreeShape's names stay, as the names of their flags end with them.
 
     In:  "prefill_chunk must be at least 1, got 0: give ngram=True"
     Out: "--chunked-prefill-size must be at least 1, got 0: give --speculative-ngram"
@@ -77,8 +77,8 @@ def in_flags(message: str) -> str:
 
 
 def fields_given(options: argparse.Namespace, owner: str) -> dict[str, Any]:
-    """Fields of a config, engine or server, that take their option's value or, of a switch that was given, the switch's. A command
-    may have some of the options only."""
+    """Fields of the config of `owner` (engine or server), with the values of the options given; a switch sets its own value. A
+    command need not have all of the options."""
     found: dict[str, Any] = {}
     for option in OPTIONS.values():
         if option.sets.startswith(f"{owner}.") and option.dest not in CONVERTED:
@@ -139,7 +139,7 @@ class Chat(NamedTuple):
     messages: list[dict[str, str]]
 
     def then(self, answer: str, question: str) -> "Chat":
-        """It goes on with an answer and the next question."""
+        """This conversation, followed by an answer and the next question."""
         return Chat([*self.messages, {"role": "assistant", "content": answer}, {"role": "user", "content": question}])
 
 
@@ -156,7 +156,7 @@ class PromptSet:
     source: str
     prompts: "list[Prompt | Chat | Turns]"
     kinds: list[str] | None = None
-    """What kind of prompt each is, if all say so."""
+    """The kind of each prompt, if every prompt names one."""
 
     @property
     def sha256(self) -> str:

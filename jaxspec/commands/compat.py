@@ -147,11 +147,11 @@ METHODS = {
     "ngram": NGRAM,
     "suffix": NGRAM,
 }
-"""vLLM's names of sources of drafts, and SGLang's."""
+"""vLLM's names of draft sources, and SGLang's names for them."""
 LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_max_match"}
 """vLLM's names of fields of EngineConfig."""
 TEXT_NAMES = (FROM_TEXT, f"[{FROM_TEXT}]")
-"""What is written, as in vLLM, in place of a draft's name where the text itself is the source."""
+"""What is given, as in vLLM, instead of a draft's name if drafts come from the text itself."""
 DRAFT_DEVICES, EAGER = "draft_tensor_parallel_size", "enforce_eager"
 OF_SUFFIX: dict[str, Check] = {
     "suffix_decoding_max_tree_depth": Whole(1),
@@ -159,7 +159,7 @@ OF_SUFFIX: dict[str, Check] = {
     "suffix_decoding_max_spec_factor": Number(0, 1e6),
     "suffix_decoding_min_token_prob": Number(0, 1),
 }
-"""How vLLM chooses drafts from its tries: accepted without effect."""
+"""vLLM's settings for suffix decoding's trees: accepted without effect."""
 KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, EAGER, *LOOKUPS, *OF_SUFFIX)
 FLAG = "--speculative-config"
 JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
@@ -173,7 +173,7 @@ class SpeculativeConfig(NamedTuple):
     draft: str | None
     tree: TreeShape | None
     revision: str | None = None
-    """Of the draft on the Hub."""
+    """The draft's revision on the Hub."""
     engine: Mapping[str, int | bool] = MappingProxyType({})
     """Fields of EngineConfig."""
     notes: tuple[str, ...] = ()
@@ -181,8 +181,8 @@ class SpeculativeConfig(NamedTuple):
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """The JSON of --speculative-config, checked. The tree is a chain: vLLM drafts no others; suffix has a default, which is ours
-    (a chain of vLLM's 24 would be verified in every cycle, whatever was found). Raises ValueError, naming the key.
+    """The JSON of --speculative-config, checked. The tree is a chain, the only kind that vLLM drafts. For suffix the default
+    tree is ours: a chain of vLLM's 24 would be verified in every cycle, whatever was found. Raises ValueError, naming the key.
 
     In:  '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     Out: algorithm "EAGLE3", draft "head", tree 3/1/4

@@ -1,4 +1,4 @@
-"""Flags of SGLang and vLLM about what jaxspec lacks. Their own default asks for nothing, so it is taken; other values are not."""
+"""SGLang's and vLLM's flags for features that jaxspec lacks: the default, which asks for nothing, is accepted, others refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,4 +68,4 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
         --log-requests-format=text --gc-warning-threshold-secs=0 --tokenizer-metrics-custom-labels-header=x-custom-labels
         --otlp-traces-endpoint=localhost:4317 --kv-cache-metrics-sample=0.01 --load-watch-interval=0.1""",
 })  # fmt: skip
-"""Why only the default is there, and the flags, in the notation of `Ignored`."""
+"""Why only the default is supported, and for which flags, in the notation of `Ignored`."""

@@ -14,13 +14,13 @@ from jaxspec.commands.options import OPTIONS, Parser
 MAX_BYTES = 64 * 1024
 """Largest config file."""
 JSON_VALUES = {"true": True, "false": False, "null": None, "~": None}
-"""By their names in YAML, in small letters."""
+"""Values by their names in YAML, in lower case."""
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 NOT_IN_FILES = ("config", "help", "h")
 
 
 class Quoted(str):
-    """A text that stands in quotes, so that it is no number, truth value or null."""
+    """A quoted string, which is never a number, truth value or null."""
 
 
 class _Loader(yaml.BaseLoader):

@@ -24,7 +24,7 @@ RESET = "\033[0m"
 LEGEND = f"{COLOURS[DRAFT]}accepted draft{RESET}  {COLOURS[BONUS]}bonus{RESET}  plain"
 """What the colours mean."""
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
-"""Characters that would command the terminal; a model may write them, tabs and line ends may stay."""
+"""Replaces control characters that a model may write and the terminal would obey; tabs and line ends stay."""
 EXAMPLES = """examples:
   jaxspec generate "def fibonacci(n):"
   jaxspec generate - --max-tokens 64 < prompt.txt
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compile_ahead(engine: "Engine", tokens: Sequence[int], params: SamplingParams) -> None:
-    """Compiles the programs that the prompt needs with a request that is thrown away, so that compilation is not timed."""
+    """Runs a throwaway request, which compiles the programs that the prompt needs, so that compilation is not timed."""
     if sys.stderr.isatty():
         print("compiling ...", end="", file=sys.stderr, flush=True)
     short = SamplingParams(max_tokens=min(2, params.max_tokens), temperature=0.0, ignore_eos=True, json_schema=params.json_schema)

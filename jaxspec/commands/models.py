@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   jaxspec models ~/checkpoints converted
   jaxspec serve NAME        (a target; for one with a head: jaxspec serve NAME --draft HEAD)"""
 UNPRINTABLE = CONTROL | dict.fromkeys((9, 10), CONTROL[0])
-"""Of characters that would command the terminal, or break a line: names of files may have them."""
+"""Replaces characters in file names that the terminal would obey, or that would break a line."""
 
 
 class Found(NamedTuple):
@@ -73,7 +73,7 @@ def own() -> Iterator[Found]:
 
 
 def of_hub(cache: Path) -> Iterator[Found]:
-    """The repositories of the Hub's cache that hold something to load. A download that was broken off is shown as one."""
+    """The repositories of the Hub's cache that hold something to load. An interrupted download is shown as such."""
     for repository in sorted(cache.glob("models--*--*")):
         name = "/".join(repository.name.split("--", 2)[1:])
         snapshots = sorted((repository / "snapshots").glob("*"), key=lambda each: each.stat().st_mtime)
@@ -105,7 +105,7 @@ def holds_weights(folder: Path) -> bool:
 
 
 def loadable(folder: Path) -> str | None:
-    """Its kind; None: it is nothing that jaxspec can load."""
+    """The kind of model or head in a directory; None: nothing that jaxspec can load."""
     try:
         return kind_of(folder)
     except (ValueError, OSError):

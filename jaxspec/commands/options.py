@@ -70,14 +70,14 @@ class Option(NamedTuple):
     sets: str = ""
     """The field whose value it is: engine.FIELD of EngineConfig, server.FIELD of ServerSettings."""
     type: Callable[[str], Any] | None = None
-    """None: that of the field, else text."""
+    """None: the field's type, else text."""
     choices: Sequence[str] | None = None
     default: Any = None
     """None for fields: the field's own."""
     switch: bool | None = None
     """For options without a value: the value that they set."""
     needs: str = ""
-    """What it has no effect without: head, or drafts of any kind."""
+    """What the option needs to have an effect: head, or drafts of any kind."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 
@@ -304,7 +304,7 @@ HEAD = tuple(
 )
 """About the draft head or model."""
 ENGINE = ("speculative_ngram", "kv_cache_dtype")
-"""What changes how an engine drafts and computes, for the commands that compare or show its texts."""
+"""Options that change how an engine drafts and computes, for the commands that compare or show its texts."""
 TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 FLAG_OF = {option.sets.removeprefix("engine."): option.flag for option in OPTIONS.values() if option.sets.startswith("engine.")}
 """The flag that sets a field of EngineConfig."""

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(folder: Path) -> None:
-    """Raises ValueError if the config is that of a target that can't be loaded. A head needs its target to tell."""
+    """Raises ValueError if the config describes a target that can't be loaded. Heads pass: checking one needs its target."""
     config = read_config(folder)
     if algorithm_of(usual_tensors(config)) not in ("EAGLE", "MTP"):
         return

@@ -35,8 +35,8 @@ SETTINGS = (
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-success-threshold", "1"),
     *("--cb-timeout-duration-secs", "5", "--cb-success-threshold", "1", "--worker-startup-check-interval", "1"),
 )
-"""So that a dead server gets no requests after some 4 seconds instead of 3 minutes, and one that is back gets some soon. Whatever
-these say, requests whose answer has not begun are sent again, to another server."""
+"""With these, a dead server gets no more requests after about 4 seconds instead of 3 minutes, and gets them again soon after it is
+back. With any settings, a request whose answer has not begun is sent again, to another server."""
 NO_ORIGIN = "http://jaxspec.invalid"
 """An origin that no web page has. sglang-router without origins allows all, and no server behind it sees where a request comes
 from."""
@@ -121,7 +121,7 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
     urls = [replica.url for replica in replicas]
     address = ("--host", arguments.host, "--port", str(arguments.port))
     metrics = ("--prometheus-host", LOOPBACK, "--prometheus-port", str(ports[0]))
-    closed = ("--control-plane-api-keys", f"id:jaxspec:admin:{secrets.token_hex(32)}")  # or who reaches it could add servers
+    closed = ("--control-plane-api-keys", f"id:jaxspec:admin:{secrets.token_hex(32)}")  # else any client could add servers
     allowed = arguments.settings.allowed_origins or (NO_ORIGIN,)
     if ANY in allowed:  # sglang-router, whose default it is, ends at a *
         allowed = () if router == ROUTERS[0] else (ANY,)
@@ -134,13 +134,13 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
 
 
 def on_cpu() -> bool:
-    """Whether JAX runs on a CPU here, where all servers share the memory. Another process finds out, as this one needs no GPU."""
+    """Whether JAX runs on a CPU here, where all servers share the memory. A child process asks, so that this one takes no GPU."""
     command = [sys.executable, "-P", "-c", "import jax; print(jax.default_backend())"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "cpu"
 
 
 def own_options(arguments: ServerArguments, rank: int, port: int, share: float | None = None) -> list[str]:
-    """What makes a server of the whole command line one of the group: the last of equal options counts. `share`: of the memory."""
+    """Options that, put last on the command line, where they win, start one server of the group. `share`: of the memory."""
     options = ["--dp-size", "1", "--host", LOOPBACK, "--port", str(port)]
     if share is not None:
         options += ["--mem-fraction-static", f"{share:g}"]
@@ -176,7 +176,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], patience: float) -> int:
-    """Starts all and watches over them. `patience`: seconds that servers get to end in order. Returns the exit status."""
+    """Starts and watches servers and router. `patience`: seconds that servers get to end in order. Returns the exit status."""
     exit_on_signals()
     router: subprocess.Popen | None = None
     status = 0
@@ -207,8 +207,8 @@ def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], pa
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen:
-    """A process that is told to end when this one dies, however that happens; by this one alone: Ctrl-C in the terminal does not
-    reach it, as a second signal would cut off its requests."""
+    """A process that is told to end when this one dies, however that happens. Ctrl-C in the terminal reaches only this process: a
+    second signal would cut off the new one's requests."""
     return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent, process_group=0)
 
 
@@ -232,6 +232,6 @@ def _end_with_parent() -> None:
 
 
 def _pass_on(servers: Sequence[subprocess.Popen], number: int, _frame: object) -> None:
-    """A second signal, at which servers end at once what is running."""
+    """Passes a second signal on to the servers, which then end running requests at once."""
     for server in servers:
         server.send_signal(number)

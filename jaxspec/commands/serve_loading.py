@@ -162,13 +162,13 @@ def compile_programs(models: LoadedModels, ahead: str | None, *, progress: bool)
     """Compiles the programs that serving needs, and logs the time and memory that they take.
 
     `ahead`: "first", those that serve every request, or "all". None: first on a CPU, all on a GPU, where XLA times its choices
-    and must be alone.
+    and must run alone.
     """
     ahead = ahead or ("first" if jax.default_backend() == "cpu" else "all")
     if not progress:
         logger.warning("compiling programs, which can take minutes at a first start; --log-level info shows how far it is")
     seconds = models.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
-    models.engine.runner.programs.ask_for_more()  # also after "all", which has none for grammars
+    models.engine.runner.programs.ask_for_more()  # also after "all", which leaves out those for grammars
     logger.info("%s", programs_line(models.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(models))
 
@@ -202,8 +202,8 @@ def memory_table(models: LoadedModels) -> str:
 
 
 def largest(programs: Iterable[Program]) -> list[Program]:
-    """The largest program of each kind and tree; only the compiler knows which of these needs the most memory, and takes some 50 ms
-    to tell for each.
+    """The largest program of each kind and tree; only the compiler knows which of these needs the most memory, and asking it takes
+    about 50 ms per program.
 
     In:  cycle 5/4/8, batch 1; cycle 5/4/8, batch 8; prefill 64 tokens; admit
     Out: cycle 5/4/8, batch 8; prefill 64 tokens; admit

@@ -54,7 +54,7 @@ _OF_DRAFTS = (
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
 _OF_HEADS = (*HEAD, *(name for name, needed in _NEEDING.items() if needed == "head"))
 _VLLMS = ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE)
-"""What --speculative-config says always, and _WINDOWS what it may say."""
+"""Options whose values --speculative-config always gives; _WINDOWS: those that it may give."""
 _WANTING_DRAFTS = ("tree", *TREE, "speculative_ngram", "speculative_adaptive")
 _SAYING_THE_SAME = (
     (("tree",), TREE),
@@ -63,7 +63,7 @@ _SAYING_THE_SAME = (
     (("speculative_draft_model_path",), ("speculative_config", "speculative_algorithm")),
     (("speculative_algorithm",), ("speculative_config",)),
 )
-"""Options of the command line, and what does not count in a config file beside them."""
+"""Options of the command line, each group with the options of a config file that it overrides."""
 _SAME_VALUE = {
     option.dest: option.field.name
     for option in OPTIONS.values()
@@ -97,7 +97,7 @@ class ServerArguments:
     draft_quantization: str | None
     """None: as the target's."""
     engine: dict[str, Any]
-    """Fields of EngineConfig that were given, or whose default is another one in a server."""
+    """Fields of EngineConfig that were given, or whose default differs in a server."""
     host: str
     port: int
     hub: HubOptions
@@ -256,7 +256,7 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def _outdone(told: argparse.Namespace, both: argparse.Namespace) -> set[str]:
-    """What does not count in a config file beside the options of the command line. `both`: what these and the file say."""
+    """The options of a config file that the command line overrides. `told`: the command line; `both`: it and the file."""
     outdone = {each for names, others in _SAYING_THE_SAME if any(vars(told)[name] is not None for name in names) for each in others}
     algorithm = algorithm_of(told.speculative_algorithm)
     if algorithm == "NONE" or told.tree == PLAIN or told.speculative_num_steps == 0:
@@ -281,7 +281,7 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
 
 
 def _speculation(options: argparse.Namespace, given: Collection[str], needing: Collection[str]) -> SpeculativeConfig:
-    """Which head and tree, in our options, SGLang's or vLLM's."""
+    """The head and tree that were asked for, by our options, SGLang's or vLLM's."""
     if options.speculative_config is not None:
         config = parse_speculative_config(options.speculative_config)
         revision = ("speculative_draft_model_revision",) if config.revision else ()
@@ -308,7 +308,7 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
 
 
 def _tree_of_nodes(options: argparse.Namespace, topk: int) -> TreeShape | None:
-    """The tree of drafts whose depth costs nothing: SGLang's servers give only the number of nodes. `topk`: where none is given."""
+    """The tree for drafters whose depth costs nothing: as in SGLang, the number of nodes is enough. `topk`: the default."""
     nodes = options.speculative_num_draft_tokens
     if options.speculative_num_steps is not None or options.tree is not None or nodes is None or nodes < 2:
         return chosen_tree(options)

@@ -22,7 +22,7 @@ from jaxspec.text.prompts import Prompt, encode
 from jaxspec.tree_shape import PLAIN, TreeShape
 
 ASKED_TOGETHER = 8
-"""Conversations that are held at a time."""
+"""Conversations held at the same time."""
 ROUNDED_TO = 256
 """Context lengths are powers of two from here on, so that different prompts share compiled programs."""
 
@@ -44,8 +44,8 @@ class Workbench:
             raise ValueError(f"{self.models.name} comes without a draft head: give --draft, or --draft ngram")
 
     def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, head: bool = True, **more: Any) -> Engine:
-        """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both, as the model was loaded; it
-        compiles its programs in the first pass. Plain engines have neither. `more`: of EngineConfig."""
+        """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both, depending on how the model was
+        loaded; a plain one with neither. It compiles in its first pass. `more`: fields of EngineConfig."""
         loaded, source = self.models.config, self.models.head if tree.num_steps and head else None
         kept: dict[str, Any] = {name: vars(loaded)[name] for name in ("tp_size", "kv_cache_dtype", "row_cost")}
         kept |= {"ngram": loaded.ngram and tree != PLAIN, **more}
@@ -55,8 +55,8 @@ class Workbench:
         return Engine(self.models.target, source, self.models.tokenizer, tree, with_row_cost(config, self.models.target))
 
     def ask(self, prompts: PromptSet, max_tokens: int) -> PromptSet:
-        """The prompts, with a conversation up to each question in place of turns. Between the questions stand the model's own
-        greedy answers of up to `max_tokens`, which plain decoding writes before anything is measured."""
+        """The prompts, each Turns replaced by one conversation per question, up to that question. The answers in between are the
+        model's own: plain greedy decoding writes them, up to `max_tokens` each, before anything is measured."""
         turns = {at: each.questions for at, each in enumerate(prompts.prompts) if isinstance(each, Turns)}
         if not turns:
             return prompts
@@ -75,8 +75,8 @@ class Workbench:
         return [output.text for output in run(engine, encoded, [params] * len(chats)).outputs]
 
     def encode(self, prompts: Sequence[Prompt | Chat | Turns], *, chat: bool = False) -> list[list[int]]:
-        """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template. Turns
-        must have been asked."""
+        """Token ids of the prompts. The chat template renders conversations and, with `chat`, texts, as user messages. Turns
+        must have gone through `ask`."""
         template = ChatTemplate.of_model(self.models.tokenizer)
         with template or nullcontext():
             return [self._encode(prompt, template, chat=chat) for prompt in prompts]
@@ -155,7 +155,7 @@ def run(
     """Runs all prompts to the end, `concurrency` at a time. The prefix cache is flushed first, so that no pass profits from an
     earlier one. `concurrency`: None: as many as the engine takes.
 
-    Raises ValueError if a request failed, so that the pass took less time than it should.
+    Raises ValueError if a request failed, as the pass then took less time than it should.
     """
     engine.flush_cache()
     before, started, order = engine.stats(), time.perf_counter(), list[str]()

@@ -66,7 +66,7 @@ class AnswerParts:
 
 
 def is_unfinished(arguments: str) -> bool:
-    """Whether a call's arguments are the beginning of a JSON object only, as the answer ended within them."""
+    """Whether a call's arguments are only the beginning of a JSON object, because the answer ended within them."""
     for allow_partial in (False, True):
         with suppress(ValueError):
             from_json(arguments or "{", allow_partial=allow_partial)
@@ -80,7 +80,7 @@ def as_update(output: GenerationOutput) -> Update:
 
 
 def thinking_tokens(model: ServedModel, batch: RequestBatch, output: GenerationOutput) -> int:
-    """How many tokens of an answer are thinking, its tags included: the fewest whose text reaches so far."""
+    """How many tokens of an answer are thinking, tags included: the fewest first tokens whose text covers all of it."""
     end, params = batch.answer.thinking_in(output.text), batch.prompts[0].params
     if not end:
         return 0

@@ -19,7 +19,7 @@ from jaxspec.server.model import MAX_COMPLETIONS
 
 MAX_BODY_BYTES = 16 * 2**20
 MIN_BODY_BYTES = 2 * 2**20
-"""The limit for models with the longest and with the shortest contexts."""
+"""The limits of a body's size for models with the longest contexts, and with the shortest."""
 MAX_TOTAL_BODY_BYTES = 16 * MAX_BODY_BYTES
 """All requests in progress together."""
 BODY_SECONDS = 60.0
@@ -33,7 +33,7 @@ PARSING_SHARE = 0.2
 
 
 def most_bytes(context_length: int) -> int:
-    """The largest body that can mean something: prompts that fill the context, at four bytes a token."""
+    """The largest body that can be useful: the most prompts, each filling the context, at four bytes a token."""
     return min(MAX_BODY_BYTES, max(MIN_BODY_BYTES, 4 * MAX_COMPLETIONS * context_length))
 
 

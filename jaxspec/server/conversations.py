@@ -11,7 +11,7 @@ from jaxspec.server.fields import RequestModel, described_as
 from jaxspec.server.neutral_fields import each, neutral
 
 MAX_TOOLS = 128
-"""As in OpenAI's API; also the calls of one message."""
+"""As in OpenAI's API; also the most calls in one message."""
 
 type ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
@@ -33,7 +33,7 @@ class FunctionCall(RequestModel):
     arguments: str
     """A JSON object; empty: no arguments."""
     parsed_arguments: Any = None
-    """openai-python's, read of the arguments by its helpers. Without effect."""
+    """Sent by openai-python: the arguments as its helpers parsed them. Without effect."""
 
 
 class ToolCall(RequestModel):
@@ -67,7 +67,7 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     """Of an assistant: its thinking, for templates that read it."""
     parsed: Any = None
-    """openai-python's, read of the content by its helpers. Without effect."""
+    """Sent by openai-python: the content as its helpers parsed it. Without effect."""
 
     @field_validator("tool_calls")
     @classmethod
@@ -80,8 +80,8 @@ class Message(RequestModel):
     @field_validator("content")
     @classmethod
     def check_content(cls, value: Any, info: ValidationInfo) -> Any:
-        """Only calls make up for content."""
-        if value is None and not info.data.get("tool_calls", True):  # they are missing there if they are wrong themselves
+        """Content may be missing only if there are calls."""
+        if value is None and not info.data.get("tool_calls", True):  # not in info.data if invalid themselves
             raise PydanticCustomError("missing", "Input should be a string or a list of text parts")
         return value
 
@@ -116,15 +116,15 @@ type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
 
 
 def text_of(given: str | list[Any] | None) -> str:
-    """A text or its parts, which have one each, as one string, joined by line breaks."""
+    """A text, or the texts of its parts joined by line breaks; "" for None."""
     if given is None or isinstance(given, str):
         return given or ""
     return "\n".join(part.text for part in given)
 
 
 def json_object(text: str, param: str) -> dict[str, Any]:
-    """The arguments of a call, as templates get them, which write them as JSON themselves. Raises ApiError for what is no JSON
-    object; empty text is an empty one."""
+    """A call's arguments as an object, which templates write as JSON themselves. Empty text is an empty object. Raises ApiError for
+    anything else that is not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

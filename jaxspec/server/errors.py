@@ -25,7 +25,7 @@ from jaxspec.server.sending import AnthropicErrorDetail, AnthropicErrorResponse,
 
 MAX_ECHO = 200
 MAX_NAME = 80
-"""Of the name of a field."""
+"""The most characters shown of a field's name."""
 LEAST_ECHO = 8
 """If fewer characters are left for a field, it is only counted."""
 MAX_REPORTED = 10
@@ -73,7 +73,7 @@ class ApiError(Exception):
 
     @property
     def anthropic_report(self) -> AnthropicErrorResponse:
-        """The same in Anthropic's shape, which has no place for the field: messages name it."""
+        """The same in Anthropic's shape, which has no `param`: its messages name the field."""
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         error = AnthropicErrorDetail(type=kind, message=_encodable(str(self)))
         if isinstance(self.code, str):
@@ -128,8 +128,8 @@ def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
 
 
 def restated(error: ApiError, client_names: Mapping[str, str]) -> ApiError:
-    """The error in the words of an API whose names of fields differ. A message begins with the field, and may name others, which
-    are renamed unless their names are also English words. What is inside of a renamed field is named by the field alone.
+    """The error in the words of an API with other field names. A message begins with a field and may name others, which are renamed
+    too, unless they are also English words. Anything inside a renamed field is named by that field alone.
 
     In:  ApiError(400, "messages.1.name must be ...", param="messages.1.name"), {"messages": "input"}
     Out: ApiError(400, "input must be ...", param="input")
@@ -209,7 +209,7 @@ OUR_WORDS = {
     "string_too_long": "must have {max_length} characters at most",
     "string_pattern_mismatch": "must match the pattern {pattern}",
 }
-"""For what pydantic says in words of its own, by the type of error."""
+"""Our wording in place of pydantic's, by the type of error."""
 
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
@@ -250,8 +250,8 @@ _WORD = re.compile(
     r"""(?<=^and )\w+|can't be compiled: .*|"(?:\\.|[^"\\])*"?|(?<!\w)'(?:\\.|[^'\\])*'?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+""",
     re.DOTALL,
 )
-"""What may be the name of a field; what is quoted, and the places in a grammar, are words of the client's. After an "and" at the
-beginning is the second of two fields at fault."""
+"""What may be a field's name. Quoted text, and what follows "can't be compiled", match as a whole, so that nothing in them is
+renamed: they are the client's words. After an "and" at the beginning stands the second of two fields at fault."""
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:

@@ -28,12 +28,12 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from jaxspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
 
 MAX_INT = 2**31 - 1
-"""Limit of numbers of tokens, token ids and priorities, so that messages that quote one stay short."""
+"""The largest number of tokens, token id or priority, so that messages that quote one stay short."""
 MAX_NAME = 128
 """Characters in the name of a request."""
 MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 300
-"""Fields in one object; no endpoint has as many."""
+"""The most fields in one object; no endpoint has that many."""
 MAX_TEMPLATE_OPTIONS = 16
 
 

@@ -25,14 +25,14 @@ MAX_HEADER_BYTES = 64 * 2**10
 HEADER_SECONDS = 10.0
 """Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
 READ_SECONDS = 30.0
-"""Clients that read nothing of an answer for so long, to twice as long, are hung up on."""
+"""A client that reads nothing of an answer for this long (at most twice this long) is disconnected."""
 END_OF_HEADERS = re.compile(rb"\n\r?\n")
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://([^/?#]+)([^#]*)")
 """A request's target as clients send it to proxies: the host, and the path."""
 HOST = re.compile(rb"(\[[\w.:~%-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?", re.ASCII)
 """A value of the header Host (RFC 3986, section 3.2.2)."""
 MAX_UNUSED = 1000
-"""Connections without a complete request, or with the rest of their last answer, at most; one more closes the oldest."""
+"""The most connections that wait for a complete request, or for their last answer to be read; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
 
@@ -44,8 +44,8 @@ class Requests(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
 
     def next_event(self) -> Any:
-        """Raises RemoteProtocolError for a body whose end is told in two ways (section 6.3): a proxy may take one for it and the
-        server the other, and the rest would run as a request of somebody else's."""
+        """Raises RemoteProtocolError for a body whose length is given in two ways (section 6.3): if a proxy went by one and the
+        server by the other, the rest would run as somebody else's request."""
         event = super().next_event()
         if not isinstance(event, h11.Request):
             return event
@@ -62,8 +62,8 @@ class Requests(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """One connection, with limits: headers of at most 64 KiB within 10 seconds, and answers that are read; while it is unused, it
-    may be closed to make room for others. Malformed HTTP gets an error in the server's own format."""
+    """One connection, with limits: headers take at most 64 KiB and 10 seconds, and clients must read answers. While unused, it may
+    be closed to make room for others. Malformed HTTP gets an error in the server's own format."""
 
     def __init__(self, *args: Any, unused: "dict[Connection, None]", most_unused: int, **kwargs: Any):
         """`unused`: the connections without a complete request, the oldest first."""
@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._unread = math.inf
-        """Bytes of an answer to which nothing was added since, at the last look."""
+        """Bytes not yet read by the client at the last look; infinite if more were added since, or if it was not behind."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in H11Protocol
         super().connection_made(transport)
@@ -107,7 +107,7 @@ class Connection(H11Protocol):
         else:
             is_unused = self.conn.states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY)
         if is_unused:
-            self._expect_request()  # or the rest of one that came after the last, or was refused before its end
+            self._expect_request()  # the next one, the rest of one that has begun, or the rest of one refused early
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -129,11 +129,11 @@ class Connection(H11Protocol):
         self._unused.pop(self, None)
 
     def _should_upgrade(self) -> bool:
-        """No, and without the two lines in the log that uvicorn writes of it: routers ask every server for HTTP/2."""
+        """Always False, without the two log lines that uvicorn would write: routers ask every server for HTTP/2."""
         return False
 
     def _expect_request(self) -> None:
-        """Counts as unused from now on. One too many closes the oldest."""
+        """Counts this connection as unused from now on. If that is one too many, the oldest is closed."""
         self._unused[self] = None
         if len(self._unused) > self._most_unused:
             oldest = next(iter(self._unused))
@@ -150,7 +150,7 @@ class Connection(H11Protocol):
             self._timer = None
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None:  # whose body this may be; it gets no other answer
+        if self.cycle is not None:  # this may be the body of its request, which gets no other answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         message = f"malformed HTTP request, or headers larger than {MAX_HEADER_BYTES // 2**10} KiB"
@@ -210,7 +210,7 @@ class HttpServer(uvicorn.Server):
         second_signal.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came. uvicorn itself forces the end at a SIGINT after any other signal, STOP_SIGNAL too, and at no SIGTERM."""
+        """Handles a signal. uvicorn would force the end at a SIGINT after any signal (even STOP_SIGNAL), never at a SIGTERM."""
         if sig != STOP_SIGNAL and self._told.again(sig):
             self.force_exit = True
         self.should_exit = True

@@ -11,8 +11,8 @@ whose events are arrays, too (vllm/distributed/kv_events.py up to 0.22, and SGLa
     ["AllBlocksCleared"]
 
 A block is a page of the prefix cache (jaxspec/engine/pages.py). Its hash stands for its tokens and all before them, and is the same
-in every server. Who has missed batches sends the first missing number to the replay socket (an empty frame and 8 bytes) and gets
-all that are kept from there on, [number, payload] each, and then number -1 with an empty payload.
+in every server. A reader that has missed batches sends the first missing number to the replay socket (an empty frame and 8 bytes)
+and gets all batches kept from that number on, [number, payload] each, then number -1 with an empty payload.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ ENDPOINT = "tcp://127.0.0.1:5557"
 """vLLM's port, on loopback: events hold token ids, so their readers see prompts."""
 PUBLISHERS = ("zmq", "null")
 DEVICE = "GPU"
-"""vLLM's name of the medium where the engine itself reads keys, whatever the device is."""
+"""vLLM's name for the memory from which the engine itself reads keys, whatever the device is."""
 MOST_BLOCKS = 1000
-"""In one batch. More wait for the next, so that no message grows with the cache."""
+"""The most events in one batch. Others wait for the next, so that no message grows with the cache."""
 MOST_PORT = 65535
 LINGER = 1000
 """Milliseconds that unsent messages get when the server ends."""
@@ -62,9 +62,9 @@ class KvEventsConfig:
     replay_endpoint: str | None = None
     """Where readers ask for batches that they have missed; it is bound. None: nowhere."""
     buffer_steps: int = 10_000
-    """The newest batches, which are kept for replay."""
+    """How many of the newest batches are kept for replay."""
     hwm: int = 100_000
-    """Batches that wait for a slow reader, at most; it misses further ones."""
+    """The most batches that wait for a slow reader; it misses further ones."""
     topic: str = ""
     """The first frame. llm-d expects "kv@<pod>@<model>"."""
 
@@ -83,8 +83,8 @@ class KvEventsConfig:
                 raise ValueError(f"{FLAG}: {name} must be tcp://ADDRESS:PORT or ipc://FILE, got {address!r:.80}")
 
     def of_rank(self, rank: int) -> "KvEventsConfig":
-        """That of server number `rank` of several on one machine: ports are so much higher, as in vLLM. Raises ValueError for other
-        endpoints."""
+        """The config of server number `rank` on one machine: its ports are higher by `rank`, as in vLLM. Raises ValueError for
+        endpoints without a port."""
         moved: dict[str, Any] = {}
         for name in ("endpoint", "replay_endpoint"):
             if (endpoint := vars(self)[name]) is not None:
@@ -95,7 +95,7 @@ class KvEventsConfig:
         return replace(self, **moved)
 
     def check_servers(self, count: int) -> None:
-        """Raises ValueError if so many servers of one machine can't have ports of their own."""
+        """Raises ValueError if `count` servers on one machine can't each have their own ports."""
         users: dict[int, str] = {}
         for rank, config in enumerate(map(self.of_rank, range(count))):
             for name in ("endpoint", "replay_endpoint"):
@@ -146,8 +146,8 @@ def is_loopback(endpoint: str) -> bool:
 
 
 type Event = tuple[str, Node | None]
-"""What has happened to the tree, as it is called where it is sent: to a node, whose `key` and `parent` never change, so that other
-threads may read them; None: to all of it."""
+"""A change of the tree, by the name of its event, and the node that it is about; None: all of the tree. Other threads may read the
+node's `key` and `parent`, which never change."""
 
 
 def require_installed() -> None:
@@ -180,7 +180,7 @@ class Publisher(PageObserver):
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         """None is the end."""
         self._hashes: dict[Node, int] = {}
-        """Of the blocks that are in the tree after the events so far."""
+        """The hashes of the blocks that are in the tree after the events sent so far."""
         self._number, self._has_failed = 0, False
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         """Numbers and payloads, for replay."""
@@ -262,7 +262,7 @@ class Publisher(PageObserver):
                 return
 
     def _batch(self, first: Event) -> tuple[list[list[Any]], bool]:
-        """This event and all that have happened since, as they are sent; and whether the end came after them."""
+        """This event and those queued since, up to MOST_BLOCKS, as they are sent; and whether the end follows them."""
         batch: list[list[Any]] = []
         last: Node | None = None
         for count, event in enumerate(self._waiting(first), 1):

@@ -35,7 +35,7 @@ def completion_logprobs(
     """
 
     def top(entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the token itself. Of several tokens with the same text the likeliest counts."""
+        """The most likely tokens and the token itself. Of several tokens with the same text, the most likely one counts."""
         found: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             found.setdefault(model.token_text(token), finite(logprob))
@@ -52,9 +52,9 @@ def completion_logprobs(
 def prompt_offsets(
     model: ServedModel, token_ids: Sequence[int], written: str | None, *, skip_special_tokens: bool = True
 ) -> list[int]:
-    """Where in the echoed prompt the text of each token begins. `written`: the prompt as the client wrote it, which may hold
-    special tokens, whether they are skipped or not; those that the tokenizer has put before it have no text there. None: token
-    ids, whose text is the echo."""
+    """Where the text of each token begins in the echoed prompt. `written`: the prompt as the client wrote it: special tokens in it
+    stay, even if they are skipped elsewhere; those that the tokenizer adds at the beginning have no text there. None: the prompt
+    was token ids, and their decoded text is the echo."""
     assert model.tokenizer is not None
     places = None if written is None else _places(str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False)), written)
     detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens and places is None, with_offsets=True)
@@ -65,8 +65,8 @@ def prompt_offsets(
 
 
 def _places(text: str, echo: str) -> list[int] | None:
-    """Where in `echo` each character of the decoded text is, and the end. The text may begin and end with other tokens, and
-    SentencePiece's tokenizers write a space after special ones. None: `echo` is another text."""
+    """Where in `echo` each character of the decoded text is, and where it ends. The text may have more tokens on both sides, and
+    SentencePiece tokenizers write a space after special ones. None: `echo` is a different text."""
     end, found, begin = len(echo), [len(echo)], text.rfind(echo)
     for character in reversed(text if begin < 0 else text[: begin + len(echo)]):
         if end and character == echo[end - 1]:
@@ -138,7 +138,7 @@ def sglang_logprobs(
 
 
 def sglang_top(entries: Sequence[TokenLogprob | None], text_of: TextOf | None) -> list[list[SglangEntry] | None]:
-    """The same for the likeliest tokens of each position."""
+    """The same for the most likely tokens of each position."""
     return [
         None if entry is None else [[finite(logprob), token, text_of(token) if text_of else None] for token, logprob in entry.top]
         for entry in entries

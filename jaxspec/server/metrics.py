@@ -27,7 +27,7 @@ from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
 PREFIX = "jaxspec:"
 KEPT_STEPS = 32
-"""Times of cycles that are kept for each number of requests."""
+"""How many cycle times are kept for each number of requests."""
 WINDOW = 10.0
 """Seconds over which the rate of generated tokens is averaged."""
 
@@ -122,7 +122,7 @@ def with_aliases(kind: str, name: str, aliases: str, meaning: str, samples: list
 
 
 class Throughput:
-    """Tokens per second over the last WINDOW seconds, as far as scrapes have looked."""
+    """Tokens per second over about the last WINDOW seconds, from the counts at earlier scrapes."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -141,7 +141,7 @@ class RequestCollector(Observer):
 
     def __init__(self, model_name: str):
         self.labels = {"model_name": model_name, "engine": "0"}
-        """Of all metrics of the engine and its requests, as in vLLM; there is one engine."""
+        """Labels of all metrics of the engine and its requests, as in vLLM; there is one engine."""
         self._histograms = [
             (metric, Histogram(PREFIX + metric.name, metric.meaning, registry=None, buckets=metric.buckets))
             for metric in REQUEST_METRICS
@@ -159,7 +159,7 @@ class RequestCollector(Observer):
             samples = [
                 Sample(each.value, self.labels | each.labels, suffix)
                 for each in observed.samples
-                if (suffix := each.name.removeprefix(observed.name)) != "_created"  # a series each without information
+                if (suffix := each.name.removeprefix(observed.name)) != "_created"  # these series carry no information
             ]
             yield from with_aliases("histogram", metric.name, metric.aliases, metric.meaning, samples)
 
@@ -260,7 +260,7 @@ class CountRequests:
 
 
 def add_metrics(app: FastAPI, engine: EngineThread, requests: RequestCollector) -> None:
-    """Adds /metrics to the application. Counts also the requests that middleware added earlier refuses."""
+    """Adds /metrics to the application. Requests refused by middleware that was added earlier count, too."""
     counts = HttpCounts(requests.labels["model_name"])
     registry = CollectorRegistry()
     for collector in (EngineCollector(engine, requests.labels), requests, counts):

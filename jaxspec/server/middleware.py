@@ -66,9 +66,9 @@ def is_request_id(text: str) -> bool:
 class AccessCheck:
     """Middleware that refuses requests by their origin and their key before the body is read, and sets `request.state.is_admin`.
 
-    What a browser sends for a web page of another origin, which is not allowed in the settings, may only open public pages. Such a
-    page can't read responses, as there are no CORS headers, but its requests could have effects: browsers send `GET /flush_cache`
-    without a CORS preflight.
+    A request that a browser sends for a web page of another origin may only open public pages, unless the settings allow that
+    origin. Such a page can't read responses, as there are no CORS headers, but its requests could have effects: browsers send
+    `GET /flush_cache` without a CORS preflight.
     Without keys in the settings every client may do everything; by default the server listens on loopback only.
     """
 
@@ -80,7 +80,7 @@ class AccessCheck:
         self._admin_keys = self._keys[-1:]  # admin_api_key, else api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:  # else: such as a start that Ray announces
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:  # else: such as Ray's announcement of a start
             await refusal.response_to(scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -18,7 +18,7 @@ from jaxspec.tree_shape import TreeShape
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""
 MAX_OTHER_NAMES = 20
-"""Names that get a warning."""
+"""The most other names that get a warning."""
 LONG_TOKEN = 16
 """Characters per token of unusually long tokens; only indentation and the like is longer."""
 TRUNCATION_SLACK = 16
@@ -44,7 +44,7 @@ class ServedModel:
     programs: Callable[[], ProgramCount] = ProgramCount
     """The number of compiled programs."""
     max_completions: int = MAX_COMPLETIONS
-    """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
+    """The most completions of one request: at most the queue's length, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))
     """Unix time, for OpenAI's model list."""
     other_names: tuple[str, ...] = ()
@@ -54,15 +54,15 @@ class ServedModel:
     tokenizer_path: str | None = None
     """A directory that a client on this machine can load."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What requests of OpenAI's API get that leave these parameters of SamplingParams out."""
+    """Parameters of SamplingParams for requests of OpenAI's API that leave them out."""
     devices: int = 1
-    """That run it."""
+    """How many devices run it."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
     tool_format: ToolFormat | None = None
     """How it writes tool calls. None: not known."""
     reasoning: ReasoningFormat | None = None
-    """How it marks its thinking, if that is to be told from the answer."""
+    """How it marks its thinking. None: thinking is not separated from the answer."""
     _token_texts: dict[int, str] = field(default_factory=dict)
     _other_names: set[str] = field(default_factory=set)
 
@@ -102,7 +102,7 @@ class ServedModel:
             raise wrong(n_param, f"= {n} makes {count} completions of {prompts} prompts; a request takes at most {most}")
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token within a text, also of a special one. A part of a character becomes U+FFFD."""
+        """The text that one token, even a special one, adds inside a text. A part of a character becomes U+FFFD."""
         if (text := self._token_texts.get(token_id)) is None:
             text = self._token_texts[token_id] = self._decode_behind_another(token_id)
         return text
@@ -139,7 +139,7 @@ class ServedModel:
             raise ApiError(error.status, str(error), param=error.param) from None
 
     def chat_token_ids(self, text: str) -> list[int]:
-        """Token ids of such a text."""
+        """Token ids of a text from `chat_text`."""
         assert self.tokenizer is not None
         self._refuse_too_long(self.tokenizer, text, "messages")
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
@@ -150,7 +150,7 @@ class ServedModel:
 
     @cached_property
     def _special_tokens(self) -> frozenset[str]:
-        """Also those that have no name in `all_special_tokens`."""
+        """All special tokens, including those that `all_special_tokens` lacks."""
         if self.tokenizer is None:
             return frozenset()
         added = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]

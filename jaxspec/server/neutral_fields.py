@@ -14,7 +14,7 @@ type Neutral = dict[str, tuple[Any, ...]]
 
 
 def each(names: str, *values: Any) -> Neutral:
-    """Fields that take the same values; none: only null."""
+    """Fields that all take these values; without values: only null."""
     return dict.fromkeys(names.split(), values)
 
 
@@ -65,7 +65,7 @@ RESPONSES = (
     | each("truncation", "disabled")
     | each("service_tier", "auto", "default")
 )
-"""The Responses API: what it keeps between requests, runs itself, or says otherwise than chat completions."""
+"""The Responses API: what it keeps between requests, runs itself, or words differently from chat completions."""
 MESSAGES = (
     each("container mcp_servers inference_geo diagnostics user_profile_id workspace_id compaction fallback_credit_token")
     | each("billing_policy", {"type": "billing_policy", "bill_to": "self"})

@@ -30,7 +30,7 @@ class RequestBatch:
     client_names: Mapping[str, str] = field(default_factory=dict)
     """Our names of fields, and the client's where they differ: for errors."""
     own_names: Sequence[Mapping[str, str]] = ()
-    """Such names that each prompt of several has for itself."""
+    """The same for each of several prompts: names that differ from one prompt to another."""
     prompt_only: bool = False
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
     rid: str | list[str] | None = None
@@ -72,7 +72,7 @@ class RequestBatch:
 
 
 def without_output(output: GenerationOutput) -> GenerationOutput:
-    """The same with the prompt alone."""
+    """The output with nothing but what it tells about the prompt."""
     nothing, reason = None if output.logprobs is None else (), "abort" if output.finish_reason == "abort" else "length"
     return replace(
         output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason=reason, speculation=Speculation()
@@ -97,8 +97,8 @@ class RunningRequests:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a response is not over, also of a request that the engine does not have yet, as its grammar still compiles; or
-        the engine had requests after its last step."""
+        """Whether any response is unfinished, even if its request is not in the engine yet because its grammar is compiling; or the
+        engine had requests after its last step."""
         stats = self.engine.stats
         return self.engine.is_healthy and (bool(self._engine_ids) or stats.running + stats.waiting > 0)
 

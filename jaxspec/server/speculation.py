@@ -88,11 +88,11 @@ class ShownTree(TypedDict):
     accepted: list[int]
     """The nodes of the accepted path, root first."""
     sources: NotRequired[list[str]]
-    """Who proposed each node below the root, as in MergedDrafts."""
+    """Which source proposed each node below the root, as in MergedDrafts."""
     pruned: NotRequired[list[str | None]]
-    """Under a grammar: drafts that it does not allow, which the tree has no more."""
+    """Under a grammar: drafts that it does not allow, which were removed from the tree."""
     forced: NotRequired[int]
-    """Under a grammar: nodes that are there because it leaves nothing else."""
+    """Under a grammar: number of nodes that it forced, as it allows nothing else there."""
 
 
 ShownToken = TypedDict("ShownToken", {"id": int, "text": str, "from": str, "depth": NotRequired[int]})
@@ -133,7 +133,7 @@ class MergedDrafts(ResponseModel):
     """What is told of merged drafts."""
 
     accepted_drafts_by_source: dict[str, int] | None = None
-    """Accepted drafts by who proposed them: head, ngram, both (head+ngram), or other (they filled the tree, or a grammar forced
+    """Accepted drafts by their source: head, ngram, both (head+ngram), or other (they filled the tree, or a grammar forced
     them). Only with several sources."""
 
 
@@ -164,7 +164,7 @@ class SglangSpeculation(MergedDrafts):
 
 
 def vllm_speculation(speculation: Speculation) -> VllmSpeculation | None:
-    """None without a cycle that had a tree."""
+    """None if no cycle had a tree."""
     accept_length = speculation.tree_accept_length
     if accept_length is None:
         return None

@@ -128,7 +128,7 @@ async def respond(
 
 
 async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, which is cancelled as soon as the client hangs up. A thread can't be: it is waited for, so that the
+    """The result of the work, which is cancelled as soon as the client hangs up. Threads can't be cancelled: they are waited for. A
     request keeps its turn and its share of the memory as long as its thread works."""
     disconnect = asyncio.ensure_future(_disconnect(request))
     try:

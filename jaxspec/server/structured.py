@@ -54,7 +54,7 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
     structural_tag: Annotated[str | dict[str, Any], described_as("a structural tag: an object or its text")] | None = None
     disable_any_whitespace: bool | None = None
-    """The layout of JSON is given (FIXED_LAYOUT)."""
+    """True: JSON has a fixed layout (FIXED_LAYOUT)."""
     disable_additional_properties: Annotated[Any, Only(False)] = None
     disable_fallback: bool | None = None
     """Accepted without effect: there is one library."""

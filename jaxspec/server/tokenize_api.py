@@ -30,7 +30,7 @@ MAX_DETOKENIZED = 2**23
 MAX_TOKENS = 2**18
 """Token ids that one request may detokenize."""
 THREADS = 2
-"""For these endpoints, so that they can't delay the prompts of other requests."""
+"""The most threads for these endpoints, so that they can't delay the prompts of other requests."""
 
 type Texts = Annotated[Strings, Field(max_length=MAX_TEXTS)]
 type TokenIdList = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], FailFast()]

@@ -50,7 +50,7 @@ class Function(RequestModel):
     def schema_of_arguments(self) -> dict[str, Any]:
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        return {**self.parameters, "type": "object"}  # that a call has, whatever else the schema takes
+        return {**self.parameters, "type": "object"}  # calls have an object, whatever else the schema allows
 
 
 class Tool(RequestModel):
@@ -183,8 +183,8 @@ def conversation_text(
 
 
 def with_instructions(messages: Sequence[Mapping[str, Any]], use: ToolUse | None, model: ServedModel) -> list[Mapping[str, Any]]:
-    """The messages for a chat template that has no place for tools, which are written into the system message, and calls into the
-    content; else the messages as they are. Raises ApiError for calls that would be lost."""
+    """For a chat template that has no place for tools: the messages with the tools in the system message and calls in the content.
+    Else the messages as they are. Raises ApiError for calls that would be lost."""
     form, found = model.tool_format, list(messages)
     if model.chat_template is None:
         return found

@@ -41,7 +41,7 @@ class ReasoningFormat(NamedTuple):
         return Thinking.OPEN if self.is_forced else Thinking.POSSIBLE
 
     def within(self, text: str) -> Thinking:
-        """What an answer that begins with this text, which is not empty, may go on with."""
+        """What an answer may continue with after this text, which is not empty."""
         return Thinking.OPEN if text.rfind(self.begin) > text.rfind(self.end) else Thinking.NONE
 
 

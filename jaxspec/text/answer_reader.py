@@ -64,9 +64,9 @@ class AnswerReader:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        """All before it was read."""
+        """All text before this place was read."""
         self.mark = 0
-        """All before it has become events."""
+        """All text before this place has become events."""
         self.has_ended = False
         """No more text will come."""
 
@@ -111,7 +111,7 @@ class AnswerReader:
         return (yield from self._run(_ARGUMENT)).strip()
 
     def _run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Reads all that matches, which any beginning of a match does too."""
+        """Reads all that matches the pattern, which must also match every beginning of a match."""
         start = self.at
         while True:
             found = pattern.match(self.text, self.at)
@@ -121,9 +121,9 @@ class AnswerReader:
                 return self.text[start : self.at]
 
     def until(self, word: str | None, make: MakeEvent, trim: Callable[[str], str] = str.rstrip) -> Reading[bool]:
-        """Reads the text before a word and the word, and yields the former; True if the word was found, else that was all the text.
+        """Reads up to a word and past it, and yields the text before it. True if the word was found; else that was all the text.
 
-        `trim`: removes what shall not stand between the text and the word, such as white space. The mark then stays before it.
+        `trim`: strips what is not a part of the text before the word, such as white space. The mark then stays before it.
         """
         while True:
             found = -1 if word is None else self.text.find(word, self.at)

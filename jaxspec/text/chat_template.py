@@ -60,8 +60,8 @@ class RenderError(ValueError):
 class ChatTemplate:
     """Renders conversations in processes that are replaced when they exceed a limit. Thread-safe; close() ends the processes.
 
-    `source` is the template's file, for errors; `stop` are strings that end an answer; `for_tools` is the text where there are
-    tools, `without_tools` where there are none. Raises ValueError if a text is not a valid template.
+    `source` is the template's file, for errors; `stop`: strings that end an answer; `for_tools`: the template for requests
+    with tools, if it differs (`without_tools`: for the others). Raises ValueError if a text is not a valid template.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def _quote(text: str) -> str:
 
 
 def _by_tools(having: str, lacking: str) -> str:
-    """One template of two. No whitespace changes: a tag takes the line's end after it along; a plus keeps what is before it."""
+    """Joins two templates without changing whitespace: a tag swallows the line end after it, and a plus keeps what is before it."""
     having, lacking = (each.removesuffix("\n") for each in (having, lacking))  # as jinja2 does at a template's end
     return f"{{% if tools %}}\n{having}{{%+ else %}}\n{lacking}{{%+ endif %}}"
 
@@ -332,7 +332,7 @@ def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
 
 
 def main() -> None:
-    """Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
+    """Even code that broke out of the sandbox can't write files or, unless it runs as root, start processes."""
     limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
     renderer = Renderer()
     answer(lambda line: attempt(renderer.reply, line), limits)

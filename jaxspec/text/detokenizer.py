@@ -54,7 +54,7 @@ class Detokenizer:
         self._held = ""  # decoded, but could be the beginning of a stop string
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
-        """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
+        """Adds the next tokens, up to the one whose text completes a stop string; returns how many were added.
 
         `ends_with_stop`: the last one is a stop token, which adds no text unless `include_stop`.
         """
@@ -132,8 +132,8 @@ class Detokenizer:
         return self._after[len(before) - self._unsure :]
 
     def _shorten_context(self) -> str:
-        """Moves _context forward to where a character begins, and returns the text from there to _decoded. From the middle of one
-        on, SentencePiece's byte tokens would all be replacement characters, however long their run is."""
+        """Moves _context forward to where a character begins, and returns the text from there to _decoded. Decoded from
+        the middle of one, a run of SentencePiece's byte tokens, however long, would be replacement characters only."""
         nearest = max(self._decoded - _MIN_CONTEXT, self._context)
         for start in range(nearest, max(self._decoded - _MAX_CONTEXT, self._context) - 1, -1):
             text = self._decode(self._tokens[start : self._decoded])
@@ -169,15 +169,15 @@ class Detokenizer:
 
 
 class StopString:
-    """A stop string, and how much of it a text ends with. Reading takes the text's length, however long the string is (Knuth,
-    Morris, Pratt)."""
+    """A stop string, and how much of it a text ends with. The time to read depends on the text's length, not the string's
+    (Knuth, Morris, Pratt)."""
 
     def __init__(self, string: str):
         self.string = string
         self.begun = 0
-        """So many of its characters are the end of the text."""
+        """How many of its first characters the text ends with."""
         self._shorter = [0]
-        """For its beginnings, as far as the text has had them: the longest shorter one that each ends with."""
+        """For each of its prefixes that the text has reached: the length of the longest shorter prefix that it ends with."""
 
     def read(self, text: str, *, ends: bool) -> int | None:
         """Reads on. Returns where in `text` the string is complete, if that `ends` the text, which is then read no further.

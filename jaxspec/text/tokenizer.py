@@ -17,12 +17,12 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 FILES: dict[str, Any] = dict.fromkeys(
     ("vocab", "merges", "gguf_file", "tokenizer_object", "vocab_file", "merges_file", "tokenizer_file", "spm_file")
 )
-"""What transformers would take from a directory's settings, as old ones have it, and open, wherever it is."""
+"""Entries of old settings that name files, which transformers would open wherever they are: here they are None."""
 
 MAX_GROWTH = 256
-"""Most times that its steps may lengthen a text, by their rules; those of published tokenizers do it 2 to 40 times."""
+"""The largest factor by which its steps may lengthen a text, by their rules; in published tokenizers it is 2 to 40."""
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-"""Of a tokenizer.json: what changes texts and tokens, step by step."""
+"""The parts of a tokenizer.json that change texts and tokens, step by step."""
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -100,9 +100,9 @@ def check_same_tokens(target: Path, draft: Path) -> None:
 
 
 def is_plain(directory: Path) -> bool:
-    """Whether tokenizer.json is all there is to know. AutoTokenizer reads its vocabulary only, where a class is named or the model
-    type has one, and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space after
-    special tokens (LlamaTokenizer), and in Qwen2's way whatever has that model type (CodeQwen1.5, DeepSeek-R1-Distill-Qwen)."""
+    """Whether tokenizer.json alone defines a tokenizer. If a class is named or the model type has one, AutoTokenizer reads only
+    its vocabulary and splits in the class's way: without SmolLM's lone digits (GPT2Tokenizer), without Llama 2's space after
+    special tokens (LlamaTokenizer), and every model of type Qwen2 in Qwen2's way (CodeQwen1.5, DeepSeek-R1-Distill-Qwen)."""
     if not all((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "config.json")):
         return False
     settings = _settings(directory)
@@ -117,7 +117,7 @@ def _asks_for_bos(directory: Path) -> bool:
 
 
 def _check_names(directory: Path) -> None:
-    """Raises ValueError for files that the settings name where FILES does not reach."""
+    """Raises ValueError if the settings name files where FILES does not override them."""
     settings, special = _settings(directory), _settings(directory, "special_tokens_map.json")
     names = settings.get("fast_tokenizer_files") or ()
     if settings.get("init_inputs") or not FILES.keys().isdisjoint(special) or any("/" in str(name) for name in names):
@@ -141,7 +141,7 @@ def _check_growth(directory: Path) -> None:
 
 
 def _with_parts_once(pairs: list[tuple[str, Any]]) -> dict:
-    """The object. Raises ValueError if it has a part twice, of which the tokenizer may take another than Python."""
+    """The object. Raises ValueError if it has a part twice, as the tokenizer may not take the same one as Python."""
     names = [name for name, _ in pairs if name in PARTS]
     if len(set(names)) < len(names):
         raise ValueError(f"{names[-1]} is there twice")
@@ -149,7 +149,7 @@ def _with_parts_once(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def _growth(step: dict) -> float:
-    """The most times that a step makes a text longer. (Of a Precompiled it is not known.)"""
+    """The largest factor by which a step lengthens a text. (For Precompiled it is not known.)"""
     kind, content, single = step.get("type"), step.get("content"), step.get("single")
     if isinstance(content, str):
         pattern = step.get("pattern")

@@ -47,9 +47,9 @@ class Structures(NamedTuple):
     """One call, from the tool's name and the schema of its arguments; None: any. Raises ValueError for what it can't write."""
     separator: str
     around: tuple[str, str] | None = None
-    """What is around all calls together."""
+    """What stands before the first call and after the last."""
     opening: str | None = None
-    """How calls begin that are recognised at the beginning of an answer only. None: they are wherever TAG is."""
+    """The characters with which calls begin, if they count at the beginning of an answer only. None: calls begin at any TAG."""
 
     def calls(self, tools: Tools, strict: Collection[str], *, only_one: bool) -> Structure:
         """Calls and nothing else, one or more. Where the format can't write what fits a schema, the call may have any arguments,
@@ -71,8 +71,8 @@ class Structures(NamedTuple):
         return listed if self.around is None else tag(self.around[0], listed, self.around[1])
 
     def within_text(self, tools: Tools, strict: Collection[str], *, only_one: bool, thinking: str = "") -> Structure:
-        """Any text, and calls wherever one begins. Only those of `strict` tools fit the schemas, or raise ValueError. `thinking`: a
-        tag that text does not begin with, as more than text would follow."""
+        """Any text, and calls wherever one begins. Only calls of `strict` tools must fit the schemas; raises ValueError if the
+        format can't ensure that. `thinking`: a tag that the text must not begin with, as more than text would follow it."""
         fixed = {name: self._call(name, tools[name], is_strict=True) for name in strict}
         calls = self._listed([fixed.get(name) or self.call(name, None) for name in tools], only_one)
         if self.opening is not None:
@@ -124,12 +124,12 @@ def python_call(name: str, schema: Schema | None) -> Structure:
 
 
 def _more(arguments: Sequence[Structure]) -> list[Structure]:
-    """Any of them, after others."""
+    """Any of these arguments, each after another one."""
     return [optional(sequence(const(", "), each)) for each in arguments]
 
 
 def _at_least_one(arguments: Sequence[Structure]) -> Structure:
-    """In halves: each of n arguments is written log n times."""
+    """Splits into halves, so that each of n arguments is written about log n times."""
     if len(arguments) == 1:
         return arguments[0]
     first, second = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
@@ -137,8 +137,8 @@ def _at_least_one(arguments: Sequence[Structure]) -> Structure:
 
 
 def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
-    """<function=NAME> with <parameter=NAME>value</parameter> for each argument, in <tool_call>. Strings have no quotes; of their
-    schemas only enum and const are followed. `line_break`: around values."""
+    """<function=NAME> with <parameter=NAME>value</parameter> for each argument, in <tool_call>. Strings have no quotes; in
+    their schemas only enum and const count. `line_break`: around values."""
     opening, closing = f"{TAG}\n<function={name}>\n", f"</function>\n{END_TAG}"
     if schema is None:
         begin: Structure = {"type": "regex", "pattern": r"<parameter=[^<>\n]+>"}
@@ -159,13 +159,13 @@ def xml_call(line_break: str, name: str, schema: Schema | None) -> Structure:
 
 
 def _kept(text: str, line_break: str) -> str:
-    """With line breaks around it if it would lose its own: the reader takes one away on each side."""
+    """The text, in line breaks if it would lose its own: the reader removes one on each side."""
     return text if line_break or text == text.strip("\n") else f"\n{text}\n"
 
 
 def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, dict[str, Any], bool]]:
-    """The name of each argument, its schema with the definitions of the whole, and whether it is required. Raises ValueError for
-    what arguments one by one can't follow, and for names that are not `readable`."""
+    """The name of each argument, its schema with all definitions, and whether it is required. Raises ValueError for what a format
+    that writes arguments one by one can't follow, and for names that are not `readable`."""
     schema = resolved(schema)
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if found := [name for name in COMBINED if schema.get(name) not in (None, 0, [])]:
@@ -192,7 +192,7 @@ def arguments_of(schema: Schema, readable: re.Pattern[str]) -> list[tuple[str, d
 
 
 def _moved(part: Any) -> Any:
-    """A part of a schema, with references to the whole, but for its definitions, to where an argument's own schema has it."""
+    """A part of a schema whose references to the whole, except to its definitions, lead to the copy in an argument's own schema."""
     if isinstance(part, Mapping):
         if isinstance(ref := part.get("$ref"), str) and re.match(r"#(/(?!(\$|%24)defs/|definitions/)|\Z)", ref):
             part = {**part, "$ref": f"#/$defs/{WHOLE}{ref[1:]}"}

@@ -17,7 +17,7 @@ _ARGUMENTS = ("arguments", "parameters")
 """Members of a call in JSON."""
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 MAX_REFERENCES = 16
-"""From one definition to the next, and from a schema to the one inside it."""
+"""The most steps from one definition to the next, and from a schema to one inside it."""
 _STRING = re.compile(r"""'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?""", re.DOTALL)
 _RAW = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 type Types = frozenset[str]
@@ -68,8 +68,8 @@ class Calls:
         self._reader.mark = self._reader.at
 
     def done(self, word: str) -> Reading[None]:
-        """All calls here have ended, and the white space after them was read. Raises Unfinished if the text ends within the word,
-        which begins further ones."""
+        """Marks that all calls here have ended and the white space after them was read. Raises Unfinished if the text ends within
+        `word`, with which further calls begin."""
         text = self._reader.text[self._reader.mark : self._reader.at]
         self._separate(text[len(text.rstrip()) :])
         self.end()
@@ -79,13 +79,13 @@ class Calls:
             raise Unfinished
 
     def content(self, text: str) -> Content:
-        """A piece of what is around calls, after white space that was beside the calls in between."""
+        """A piece of the text around calls, after the white space that surrounded the calls before it."""
         space, self._space = self._space or "", ""
         return Content(space + text)
 
     def given_back(self, error: MalformedCall) -> list[Event]:
-        """What was read since the last event, as content. White space around calls is none, nor is the rest of calls that were
-        cut off."""
+        """What was read since the last event, as content. White space around calls does not count as content, nor does the rest of
+        a call that was cut off."""
         reader = self._reader
         if isinstance(error, Unfinished) and self._count:
             reader.at = reader.mark = len(reader.text)
@@ -237,7 +237,7 @@ def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
 
 
 def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[str]) -> Reading[None]:
-    """`names`: for values without one, in order. The arguments end before a value that gets none, or a name used before."""
+    """`names`: for values without a name, in order. Arguments end before a value without a name left for it, or a repeated name."""
     opening, taken = "{", set[str]()
     yield from reader.spaces()
     while not (yield from reader.take(")")):
@@ -259,8 +259,8 @@ def _read_python_arguments(reader: AnswerReader, calls: Calls, names: Iterable[s
 
 
 def python_to_json(source: str) -> str:
-    """JSON as it is, or a literal of Python as JSON; what is neither, or has no JSON, as a string. Control characters in strings,
-    which neither has, count as escaped."""
+    """JSON as it is, or a Python literal as JSON; anything else, or what JSON can't express, as a string. Control characters in
+    strings, which neither language allows, count as escaped."""
     escaped = _with_escapes(source)
     for text in (source, escaped):
         with contextlib.suppress(ValueError, RecursionError):
@@ -329,7 +329,7 @@ def _read_xml_value(reader: AnswerReader, calls: Calls, name: str, argument: str
     source, types = _without_line_break(reader.text[start:end]), calls.types_of(name, argument)
     written = python_to_json(source)
     kind = _FIRST.get(written.lstrip()[0]) or ("integer" if float(written).is_integer() else "number")
-    is_read = kind in types and (kind != "string" or written in (source, _with_escapes(source)))  # as a string only one of JSON
+    is_read = kind in types and (kind != "string" or written in (source, _with_escapes(source)))  # as a string only if it is JSON's
     yield calls.arguments(written if is_read or "string" not in types else json.dumps(source, ensure_ascii=False))
 
 
@@ -343,7 +343,7 @@ def _without_line_break(text: str) -> str:
 
 
 def resolved(schema: Schema) -> Schema:
-    """The schema; where all of it is one of its definitions, with the members of that one, which may be another one's."""
+    """The schema, with a reference at its top to a definition replaced by that definition's members, repeatedly."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(ref := schema.get("$ref"), str) or not _DEFINITION.fullmatch(unquote(ref)):
             return schema
@@ -362,7 +362,7 @@ def _pointed_at(schema: Schema, ref: str) -> Any:
 
 
 def types_of(part: Any, whole: Schema, known: dict[str, Types], depth: int = MAX_REFERENCES) -> Types:
-    """The types of JSON that a part of the schema admits, or more of them. `known`: those of references."""
+    """The JSON types that a part of the schema allows, perhaps with others. `known`: the types of references so far."""
     if not isinstance(part, Mapping) or not depth:
         return TYPES
     asked, listed = part.get("type"), values_of(part)

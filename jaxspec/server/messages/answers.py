@@ -195,7 +195,7 @@ def usage_of(output: GenerationOutput) -> AnthropicUsage:
 
 
 def counted(prompt: int, cached: int, generated: int) -> AnthropicUsage:
-    """As Anthropic counts: cached tokens are no input tokens."""
+    """Counted as Anthropic does: input_tokens leaves out cached tokens."""
     return AnthropicUsage(
         input_tokens=prompt - cached, cache_creation_input_tokens=0, cache_read_input_tokens=cached, output_tokens=generated
     )

@@ -17,7 +17,7 @@ from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
 from jaxspec.server.tools import Function, FunctionName, NamedTool, Tool
 
 CLIENT_NAMES = {
-    "messages": "messages",  # as a whole: a chat has others, such as the system's
+    "messages": "messages",  # without an index: the chat has other messages, such as the system's
     "stop": "stop_sequences",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -126,10 +126,10 @@ class MessagesRequest(SharedFields, CountTokensRequest):
 
 
 def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
-    """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
+    """The same request as a chat completion. Raises ApiError, naming the field at fault."""
     own: dict[str, Any] = {}
     if isinstance(body, MessagesRequest):
-        if body.thread is not None:  # by this code anthropic's tool_runner knows that it must do without
+        if body.thread is not None:  # this code tells anthropic's tool_runner to go on without it
             said = "thread is not supported, as no conversation is kept here: leave it out, and send all messages"
             raise ApiError(400, said, param="thread", code="thread_unsupported_request")
         names = ("max_tokens", "temperature", "request_id", *SharedFields.model_fields, *SAMPLING)
@@ -145,7 +145,7 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
         raise wrong("messages:", "the last one calls tools: send their results after it")
     choice, asked = body.tool_choice, None if body.output_config is None else body.output_config.format
     schema = None if asked is None else JsonSchemaFormat.model_construct(schema=asked.schema_)
-    return ChatRequest.model_construct(  # of what was checked
+    return ChatRequest.model_construct(  # from fields that were checked already
         model=body.model,
         messages=messages,
         continue_final_message=continues or None,

@@ -84,7 +84,7 @@ class ChatBuilder(OpenAIBuilder):
         super().__init__(model, body, batch)
         self._parsers = defaultdict[int, AnswerParser](lambda: AnswerParser(batch.answer))
         self._newest_arguments: dict[int, str] = {}
-        """Of choices that call a tool: those of the newest call, as far as they came."""
+        """For each choice that calls a tool: the arguments of its newest call so far."""
         self._leaves_reasoning_out = body.include_reasoning is False
 
     def choice(self, index: int, output: GenerationOutput) -> Choice:
@@ -141,7 +141,7 @@ class ChatBuilder(OpenAIBuilder):
         return deltas
 
     def _finish_reason(self, index: int, output: GenerationOutput) -> str:
-        """A complete answer that calls ends for its calls, unless it stopped within one."""
+        """The reason: "tool_calls" for a complete answer with calls, unless it stopped within one."""
         arguments = self._newest_arguments.get(index)
         is_call = arguments is not None and not is_unfinished(arguments)
         return "tool_calls" if is_call and output.finish_reason == "stop" else output.finish_reason

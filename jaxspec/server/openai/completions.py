@@ -52,7 +52,7 @@ class CompletionBuilder(OpenAIBuilder):
         return str(self._model.tokenizer.decode(list(asked.prompt), skip_special_tokens=asked.params.skip_special_tokens))
 
     def _logprobs(self, result: GenerationOutput | Update, before: int) -> CompletionLogprobs:
-        """Of generated tokens; `before` characters of the choice's text come before the output."""
+        """The log probabilities of generated tokens; `before`: how many characters of the choice's text precede the output."""
         assert result.logprobs is not None and result.text_offsets is not None
         return completion_logprobs(
             self._model, result.token_ids, result.logprobs, (before + offset for offset in result.text_offsets)

@@ -75,7 +75,7 @@ class CompletionRequest(OpenAIRequest):
     echo: bool | None = None
     """The text begins with the prompt, and so do the logprobs."""
     logprobs: LogprobCount | None = None
-    """Log probabilities of every token and of this many likeliest tokens."""
+    """Log probabilities of every token and of this many of the most likely tokens."""
     best_of: Copies | None = None
     """Must equal n: choosing the best of more is not supported."""
 
@@ -92,7 +92,7 @@ class ChatRequest(ConversationFields, OpenAIRequest):
     logprobs: bool | None = None
     """Log probabilities of every token of the reply."""
     top_logprobs: LogprobCount | None = None
-    """With logprobs: also of this many likeliest tokens."""
+    """With logprobs: also of this many of the most likely tokens."""
 
     tool_choice: ToolChoice | None = None
     """None: auto, if there are tools."""
@@ -162,8 +162,8 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
 
 
 def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mapping[str, str]) -> RequestBatch:
-    """The batch of a chat that a request of another API was translated to. Raises ApiError in the words of that API, which calls
-    some fields otherwise."""
+    """The batch of a chat that a request of another API was translated to. Raises ApiError in the words of that API, which has
+    other names for some fields."""
     if chat.speculative is not None and chat.speculative.trace:
         raise wrong("speculative.trace", "is not supported in this endpoint: use /v1/chat/completions")
     try:

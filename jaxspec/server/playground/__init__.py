@@ -54,8 +54,8 @@ def read_playground() -> tuple[bytes, dict[str, str]]:
 
 
 def as_script(name: str, module: str) -> str:
-    """A module as a script in the document. Modules that import one another can't stand in one: a browser would have to fetch each
-    by its URL, and only few know how to check what it gets. So each is a block, which leaves its exports in `modules`."""
+    """A module as a script in the document. One document can't hold modules that import one another: a browser would fetch each by
+    its URL, and few browsers can check what they get. So each module becomes a block that puts its exports into `modules`."""
     module = _IMPORT.sub(r'const \1 = modules["\2"];', module)
     exports = ", ".join(match[2] for match in _EXPORT.finditer(module))
     body = _EXPORT.sub(r"\1", module)
@@ -65,8 +65,8 @@ def as_script(name: str, module: str) -> str:
 def _inline(
     html: str, element: str, reference: re.Pattern[str], written: Callable[[str, str], str] = lambda name, text: text
 ) -> tuple[str, list[str]]:
-    """The document with the files' contents, as they are `written`, in place of the references to them, and their hashes for the
-    policy."""
+    """The document with each reference to a file replaced by its contents, as `written` returns them, and the contents' hashes for
+    the policy."""
     sources = []
 
     def put(match: re.Match[str]) -> str:

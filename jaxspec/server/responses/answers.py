@@ -41,7 +41,7 @@ class ResponsesBuilder(ResponseBuilder):
         """One for each part, as far as it came."""
         self._logprobs: list[ChatEntry] = []
         self._sent_logprobs = 0
-        """How many of them were in deltas."""
+        """How many log probabilities were in deltas so far."""
         self._sent = 0
         """Events so far."""
 

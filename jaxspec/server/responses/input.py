@@ -24,7 +24,7 @@ class ItemText(RequestModel):
     logprobs: Entries | None = None
     """Of an earlier answer; they have no effect."""
     parsed: Any = None
-    """openai-python's, read of the text by its helpers. Without effect."""
+    """Sent by openai-python: the text as its helpers parsed it. Without effect."""
 
 
 type ItemTexts = Annotated[list[ItemText], FailFast()]
@@ -62,10 +62,10 @@ class InputItem(KindedModel):
     arguments: str | None = None
     """The text of a JSON object; empty: no arguments."""
     parsed_arguments: Any = None
-    """openai-python's, read of the arguments by its helpers. Without effect."""
+    """Sent by openai-python: the arguments as its helpers parsed them. Without effect."""
     output: TextOrTexts | None = None
     summary: ItemTexts | None = None
-    """What stands for thinking that has no content."""
+    """Stands for the thinking if there is no content."""
     id: str | None = None
     status: str | None = None
     """Without effect, as the id: nothing is stored."""

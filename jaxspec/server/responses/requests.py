@@ -111,7 +111,7 @@ class ResponsesRequest(OpenAIRequest):
     chat_template_kwargs: TemplateOptions | None = None
     """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""
     top_logprobs: LogprobCount | None = None
-    """Log probabilities of every token and of this many likeliest tokens, of answers that are nothing but text."""
+    """Log probabilities of every token and of this many of the most likely tokens, only for answers that are text alone."""
     include: Included | None = None
     """message.output_text.logprobs: the same as top_logprobs. reasoning.encrypted_content has no effect: an answer's thinking is
     readable, and can be sent back as it is."""
@@ -127,12 +127,12 @@ SHARED = [name for name in OpenAIRequest.model_fields if name not in RESPONSES]
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
-    """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
+    """The same request as a chat completion. Raises ApiError, naming the field at fault."""
     check_repeated(body)
     choice, asked = body.tool_choice, None if body.text is None else body.text.format
     if asked is not None and asked.type != "json_schema" and asked.schema_ is not None:
         raise wrong("text.format.schema", f"has no meaning with type {asked.type}: leave one out")
-    return ChatRequest.model_construct(  # of what was checked
+    return ChatRequest.model_construct(  # from fields that were checked already
         **{name: getattr(body, name) for name in SHARED},
         messages=messages_of(body.input, body.instructions),
         max_completion_tokens=body.max_output_tokens,

@@ -76,7 +76,7 @@ class GenerateRequest(SharedFields):
     """One for all prompts, or a list with one for each; n is the same in all."""
     return_logprob: bool | None = None
     top_logprobs_num: LogprobCount | None = None
-    """With return_logprob: also of this many likeliest tokens."""
+    """With return_logprob: also of this many of the most likely tokens."""
     logprob_start_len: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     """With return_logprob: the first token of the prompt to report; -1: only the output is reported. In a stream, the last event
     has the prompt's."""

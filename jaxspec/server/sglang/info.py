@@ -82,7 +82,7 @@ class CompiledPrograms(ResponseModel):
     ready: int
     total: int
     seconds_left: int | None = None
-    """A forecast, which every look corrects; null if nothing compiles, and until the first program is ready."""
+    """A forecast, corrected each time it is read; null if nothing compiles, and until the first program is ready."""
 
 
 class ServerInfo(ResponseModel):
@@ -102,7 +102,7 @@ class ServerInfo(ResponseModel):
     speculative_eagle_topk: int
     speculative_num_draft_tokens: int
     programs: CompiledPrograms
-    """Those compiled by now, and those and the ones that compile in the background."""
+    """How many are compiled (ready), and how many there are with those that compile in the background (total)."""
     context_length: int
     max_total_num_tokens: int
     """Size of the cache in tokens."""
