@@ -15,8 +15,8 @@ from jaxspec.models.layers import AttentionMetadata
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
-REPORT_HEADER = 4
-"""Columns of a report before its tokens. Sources may follow the tokens."""
+REPORT_HEADER = 3
+"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
 NOT_VERIFIED = -1
 """The source, in a report, of a node that was not verified."""
 
@@ -147,12 +147,13 @@ def truncate(
 
 
 def report(accepted: Accepted, tree: Tree) -> Int[Array, "b columns"]:
-    """The number of emitted tokens, of accepted drafts, the finish code, the number of verified drafts, then the tokens: all that
-    the host reads, unless a request wants log probabilities or trees. After them, where drafts are merged, the sources of the path
-    and those of all nodes (Tree.sources)."""
-    pays = jnp.ones(tree.tokens.shape, bool) if tree.pays is None else tree.pays
-    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish, jnp.sum(pays, 1, dtype=jnp.int32) - 1], 1)
-    if tree.sources is None:
-        return jnp.concatenate([header, accepted.tokens], 1)
-    of_path, of_nodes = jnp.take_along_axis(tree.sources, accepted.path, 1), jnp.where(pays, tree.sources, NOT_VERIFIED)
-    return jnp.concatenate([header, accepted.tokens, of_path, of_nodes], 1)
+    """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads, unless a request
+    wants log probabilities or trees. With drafts there follow the number of those that were verified and, where drafts are merged,
+    the sources of the path and of all nodes (Tree.sources)."""
+    columns = [jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1), accepted.tokens]
+    if tree.tokens.shape[1] > 1:
+        pays = jnp.ones(tree.tokens.shape, bool) if tree.pays is None else tree.pays
+        columns.append(jnp.sum(pays, 1, keepdims=True, dtype=jnp.int32) - 1)
+        if tree.sources is not None:
+            columns += [jnp.take_along_axis(tree.sources, accepted.path, 1), jnp.where(pays, tree.sources, NOT_VERIFIED)]
+    return jnp.concatenate(columns, 1)

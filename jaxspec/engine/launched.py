@@ -89,13 +89,12 @@ def emitted(program: Launched, source_names: Sequence[str]) -> list[Emitted]:
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
         count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
-        sources = DraftSources()
-        if source_names:
-            sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
+        verified, *origins = line[tokens_end:] or [0]
+        sources = named_sources(origins, tokens_end - REPORT_HEADER, line[1], source_names) if source_names else DraftSources()
         tree = None
         if drafted is not None and request.asked.wants_trees:
             tree = drafted_tree(drafted, row, line[1], sources, program.prunings.get(row))
-        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, line[3], sources))
+        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, verified, sources))
     return found
 
 
