@@ -44,7 +44,7 @@ class Replica:
     """One server. Ray's options of deployments (`deployments:` in its config file) may change all that `application` chooses."""
 
     def __init__(self, argv: list[str]):
-        """`argv`: the server's command line. Raises ValueError or ProgramError as its start: then Ray tries again."""
+        """`argv`: the server's command line. Raises the ValueError or ProgramError of a failed start; Ray then tries again."""
         arguments = parsed(argv)
         configure_logging(arguments.log_level)
         log_settings(arguments)

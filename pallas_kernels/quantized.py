@@ -79,7 +79,7 @@ class Quantized(Weight):
 
 @dataclass(frozen=True)
 class QuantizedAs:
-    """Stores matrices in 8 or 4 bits. Called, it rounds each number to the nearest, with the least scale that reaches all."""
+    """Stores matrices in 8 or 4 bits. Calling it rounds each number to the nearest, with the smallest scale that covers all."""
 
     kind: str
     """int8, fp8 (e4m3) or int4."""

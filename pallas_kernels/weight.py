@@ -67,7 +67,7 @@ class Weight(ABC):
         return gated(self.dot(x, matmul=matmul))
 
     def parts(self, x: Float[Array, "rows k"], matmul: str = "auto") -> Float[Array, "splits rows2 n"]:
-        """Parts that add up to x @ matrix: float32, or x's dtype if there is one. With several, a single row may be doubled."""
+        """Parts that add up to x @ matrix: float32, or x's dtype if there is one. Of several, a single row may come twice."""
         return self.dot(x, matmul=matmul)[None]
 
     def dense(self, dtype: DTypeLike) -> Float[Array, "k n"]:

@@ -166,7 +166,7 @@ def default_layer_ids(count: int, target_layers: int) -> list[int]:
 
 
 def block_layout(config: BlockConfig) -> Layout:
-    """z-lab's names, and DeepSpec's of the biases."""
+    """z-lab's tensor names; for DSpark's Markov biases, DeepSpec's."""
     layer, size = config.layer, config.layer.hidden_size
     layout = nested("fc", layout=linear(config.feature_size, ("fc", size)))
     layout |= nested("hidden_norm", layout=norm("hidden_norm", size))

@@ -17,7 +17,7 @@ from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, la
 
 
 def is_draft_model(path: Path) -> bool:
-    """Whether a path holds a whole model without a head, which then drafts itself."""
+    """Whether a path holds a whole model and no head: the model itself then drafts."""
     if is_converted(path):
         return head_directory(path) is None
     with Checkpoint(path) as checkpoint:

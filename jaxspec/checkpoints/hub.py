@@ -1,7 +1,7 @@
 """Models by name, such as meta-llama/Llama-3.1-8B-Instruct: from the Hub's cache on this machine, else downloaded into it.
 
-Only configs, tokenizers and weights are fetched, never code. Where the cache is, the endpoint, tokens and offline mode are those
-of Hugging Face's own tools: HF_HOME, HF_ENDPOINT, `hf auth login`, HF_HUB_OFFLINE.
+Only configs, tokenizers and weights are fetched, never code. The cache, endpoint, tokens and offline mode are set as for
+Hugging Face's own tools: HF_HOME, HF_ENDPOINT, `hf auth login`, HF_HUB_OFFLINE.
 """
 
 import logging

@@ -101,7 +101,7 @@ class Prediction(NamedTuple):
         and with the noise added; scaled to log probabilities, up to a constant. Greedy requests' logits are only adjusted.
 
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
-        exact. `kind`: the batch's highest, where it is known; None: `needed` tells.
+        exact. `kind`: the batch's highest, if the caller knows it; None: `needed` decides in the program.
         """
         batch, settings = self.batch, self.batch.settings
         is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights

@@ -308,7 +308,7 @@ class Merged(Drafter):
         return own._replace(sources=tuple(lent))
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
-        """Each source, and the state with this source's part in place of all of them."""
+        """Each source, with a copy of the state whose `draft` is that source's own."""
         return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft.sources, strict=True)]
 
 

@@ -17,8 +17,8 @@ from pallas_kernels.dispatch import by_platform
 TWIST, ROTATIONS = 0x1BD11BDA, ((13, 15, 26, 6), (17, 29, 16, 24))
 """Constants of Threefry 2x32 (Salmon et al., 2011)."""
 BLOCK, CANDIDATES = 16, 32
-"""The candidates are all tokens of 32 blocks. On average two bounds are above the largest sum of all, and as many as 32 once in
-400,000 times."""
+"""The candidates are all tokens of 32 blocks. On average the bounds of two blocks exceed the largest sum; those of 32 do
+once in 400,000 draws."""
 ROUNDING = 1e-5
 """If two sums differ by less than this share of 32 + their size (a hundred units in the last place), either may be the larger one
 in a program that rounds in another way."""
@@ -92,8 +92,8 @@ def argmax(logits: Float[Array, "*rows v"]) -> Int[Array, "*rows"]:
 
 
 def argmax_in_two_passes(logits: Float[Array, "*rows v"]) -> Int[Array, "*rows"]:
-    """`argmax` without pairs of a number and its place, for which XLA has no vector instructions on CPUs (two cores of an AMD EPYC,
-    29 November 2026, 4 rows of 49,152: 0.11 instead of 0.88 ms). In a row with NaN it is token 0."""
+    """`argmax` as the largest number and then its lowest id: pairs of both are not vectorised by XLA on CPUs (two cores of an AMD
+    EPYC, 29 November 2026, 4 rows of 49,152: 0.11 instead of 0.88 ms). In a row with NaN it is token 0."""
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     best = jax.lax.optimization_barrier(jnp.max(logits, -1, keepdims=True))
     return jnp.min(jnp.where(logits < best, logits.shape[-1], ids), -1)

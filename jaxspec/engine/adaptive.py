@@ -39,7 +39,7 @@ that its cycles emit to those of the current tree's."""
 TIMES_KEPT = 11
 """Cycle times in a median: few enough for a probe to outvote the old ones."""
 ACCEPT_MEMORY = 200.0
-"""The highest weight of an accept length, in verifications, as the next two (several requests' worth, as they differ)."""
+"""The highest weight of an accept length, in verifications as the next two: of several requests, because these differ."""
 OLD_ACCEPT_MEMORY = 40.0
 """The highest weight of an old accept length when its tree is used again."""
 ACCEPT_PRIOR = 10.0

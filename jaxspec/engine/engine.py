@@ -177,7 +177,7 @@ class Engine:
 
     def warm_up(self, *, progress: bool = False, wait_for_all: bool = True, check: Callable[[], None] = lambda: None) -> float:
         """Compiles every program that serving can need, so that no launch compiles, and runs each once. Returns the seconds it
-        took. What `check` raises, which is called every second, ends the compiling.
+        took. `check` is called every second; an exception from it ends the compiling.
 
         wait_for_all=False: compiles only as many as can serve every request. The others compile in the background, smaller sizes
         when a launch asks for them, and are used from the next cycle on. They get no trial run, which would have to wait for the

@@ -82,7 +82,8 @@ class PlacedInputs:
 
 
 def leaves_to_send(arguments: Sequence[Any]) -> list[Leaf]:
-    """The arrays of a launch, for other processes; None for those on the device that were not placed here: the others have them."""
+    """The arrays of a launch, for other processes; None for those on the device that were not placed here: the other
+    processes have their own."""
     leaves: list[Leaf] = []
     for each in arguments:
         if isinstance(each, Placed):

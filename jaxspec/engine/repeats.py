@@ -42,8 +42,8 @@ class Repeats:
 
     def follow(self, text: Sequence[int], prompt: int, depths: Collection[int]) -> Iterator[tuple[int, int, int]]:
         """The cycles that the tokens since the last call would have ended, with drafts of each depth: the depth, how much
-        the cycle would have emitted, and the match that the cycle before it began with. `text` begins with a prompt of so many
-        tokens.
+        the cycle would have emitted, and the match that the cycle before it began with. The first `prompt` tokens of `text` are the
+        prompt.
 
         In:  text [1, 2, 3, 1, 2, 3, 9], prompt 5, depths [2]
         Out: (2, 2, 2): drafted were 3 and 1 after the second [1, 2], and the 9 came instead of the 1

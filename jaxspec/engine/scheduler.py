@@ -160,8 +160,9 @@ class Scheduler:
 
     def _plan_prefills(self, line: Iterator[Request]) -> list[PrefillChunk]:
         """Divides prefill_chunk tokens among the requests of the line. Each takes what its prompt needs, but at most half of the
-        rest while another request follows, so that short prompts need not wait for the end of a long one. No chunk begins with less
-        than the smallest chunk, and no half leaves less: log2(prefill_chunk / smallest) + 1 requests can share a step.
+        rest while another request follows, so that short prompts need not wait for the end of a long one. A chunk is planned only
+        while at least the smallest chunk is left, and a half never leaves less: log2(prefill_chunk / smallest) + 1 requests can
+        share a step.
 
         Asking the line for the next request may admit it, so nothing is asked for before there is room.
 

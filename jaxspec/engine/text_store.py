@@ -48,7 +48,7 @@ class TextStore:
     """Token sequences in a bounded ring: new ones take the place of the oldest. Each belongs to a salt, and is found under it only.
 
     A table for each order has the newest place of each context, by its hash. An entry may be wrong (two contexts with one hash) or
-    old (its place was taken): what stands there is compared, so neither is ever shown.
+    old (its place was taken), so the tokens found there are compared with the context.
     """
 
     def __init__(self, max_bytes: int):
@@ -93,8 +93,8 @@ class TextStore:
                 table[(sums * np.uint64(MIXER)) >> np.uint64(64 - self._bits)] = first + order - 1 + np.arange(len(windows))
 
     def find(self, tail: Sequence[int], salt: str | None = None, most: int = LENT) -> Continuation | None:
-        """What followed the newest tokens in another text of this salt, after the longest context that is found, where it stood
-        last. None: no text has the last 4 tokens.
+        """What followed the newest tokens in another text with this salt: after the longest ending of `tail` that is found there,
+        where it stood last. None: no text has the last 4 tokens.
 
         In:  texts [5, 6, 7, 8, 9, 1] and [0, 6, 7, 8, 9, 2], tail [3, 6, 7, 8, 9]
         Out: match 4, behind [2]

@@ -146,7 +146,7 @@ class TextTree:
                 at = child
 
     def best(self, root: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        """Tokens and parents [count] of the root and the best, the places of the best, and how many of them were added."""
+        """Tokens and parents [count] of the root and the best candidates, the indices of these, and how many were added."""
         tokens, parents, picked = best_nodes(root, np.array(self._tokens), np.array(self._parents), np.array(self._scores), count)
         return tokens, parents, picked, int(np.sum(picked >= self._drafted))
 

@@ -94,7 +94,7 @@ def unroll_blocks(head: BlockHead, target: Llama, taught: Lesson, rows: Rows, ro
 def attend(
     q: Float[Array, "b q heads d"], k: Float[Array, "b s kv d"], v: Float[Array, "b s kv d"], mask: Bool[Array, "b q m"]
 ) -> Float[Array, "b q heads d"]:
-    """Attention of blocks to the text, whose keys come first, and to themselves: the mask's last columns are those of a block.
+    """Each block attends to the text and to itself. The text's keys come first; the mask's last columns are the block's own.
     For the gradient, scores are computed again rather than kept."""
     batch, count, heads, head_dim = q.shape
     text, kv_heads = k.shape[1] - count, k.shape[2]

@@ -1,8 +1,8 @@
 """EAGLE-3's training-time test: the head is unrolled on its own outputs, as in drafting (EAGLE-3 paper, section 3.2).
 
-Losses and masks are those of SafeAILab's trainer (tests/train/test_reference.py holds them to 1e-5), with one difference: it pads
-the target's logits with zeros, so if token 0 has a draft id and a row's last position is learnt, its head also learns to find all
-tokens equally likely there. Ours learns nothing after the end of a row.
+Losses and masks are those of SafeAILab's trainer (tests/train/test_reference.py holds them to 1e-5), with one difference: that
+trainer pads the target's logits with zeros, so if token 0 has a draft id, its head learns a uniform distribution at a row's last
+position. Ours learns nothing after the end of a row.
 """
 
 from collections.abc import Callable
@@ -166,8 +166,8 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
 def chain_attention(
     q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, scales: None = None, *, implementation: None = None
 ):  # fmt: skip
-    """`tree_attention` for the masks of `metadata`, without computing the masked scores: of the drafts' keys, which follow the
-    text's, row t attends to one per unroll step."""
+    """`tree_attention` for the masks of `metadata`, without computing the masked scores. The drafts' keys come after the text's;
+    of these, row t attends to one per unroll step."""
     batch, width, heads, head_dim = q.shape
     kv_heads = k_window.shape[2]
     own = batch, -1, width, kv_heads, head_dim

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class SwiGlu(NamedTuple):
-    """silu(gate) * up. The weight holds the gate's columns, then the up projection's; a block reads the same of both."""
+    """silu(gate) * up. The weight holds the gate's columns, then the up projection's; a block reads the same columns of both."""
 
 
 Epilogue = SwiGlu | None
