@@ -28,7 +28,7 @@ def test_files_are_short_enough_to_read(package):
     assert lengths and not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit}
 
 
-MOST_LINES = {"jaxspec": 35_750, "pallas_kernels": 3_800, "convert": 700, "benchmarks": 4_600, "tests": 44_750}
+MOST_LINES = {"jaxspec": 35_700, "pallas_kernels": 3_800, "convert": 700, "benchmarks": 4_600, "tests": 44_700}
 """As reached on 29 November 2026, rounded up. Who adds lines looks for others to take away; a new feature may raise the limits."""
 
 
